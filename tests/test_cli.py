@@ -12,6 +12,8 @@ import pytest
 
 from app import __version__, cli
 from app.admission.keys import FollowedKeys
+from app.launcher.embedded_triton import EmbeddedTriton
+from app.pipelines.file import read_gateway_file
 from app.process import serving as serving_module
 from app.routes import DIALECTS
 from tests.toolkit.triton import FakeTriton, serving
@@ -259,3 +261,14 @@ class TestInit:
         assert cli.main(["init", str(tmp_path / path)]) == 2
         assert f"{path} cannot be written" in capsys.readouterr().err
         assert {each.name for each in tmp_path.iterdir()} == {"link", "file"}
+
+    def test_the_reference_models_of_a_triton_get_pipelines_that_compile(
+        self, triton: EmbeddedTriton, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["init", str(tmp_path), "--triton", triton.grpc_url]) == 0
+        assert f"triton-gateway serve --triton {triton.grpc_url}" in capsys.readouterr().out
+        config = tmp_path / "gateway.yaml"
+        assert cli.main(["check", "--triton", triton.grpc_url, "--config", str(config)]) in {0, 1}
+        names = list(read_gateway_file(config).spec.pipelines)
+        assert "ocr_ensemble" in names
+        assert "text_detect" not in names

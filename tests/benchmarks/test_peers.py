@@ -1,8 +1,9 @@
-"""The peers do the same work, and their tables and charts, from invented samples.
+"""The peers do the same work, in the micro-benchmarks too; tables and charts from invented samples.
 
 The plain FastAPI version works, and all peers get the same requests.
 """
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,12 @@ from tritonclient.grpc import service_pb2 as pb
 from benchmarks import contents
 from benchmarks.compare import Found, Sample
 from benchmarks.load.orders import HttpAsk
+from benchmarks.micro import cases, small_request
+from benchmarks.micro import peers as micro_peers
+from benchmarks.micro.cpu import cpu_of
+from benchmarks.micro.exchange import request as answer_of
+from benchmarks.micro.gateway import served
+from benchmarks.micro.run import table
 from benchmarks.peers import servers
 from benchmarks.peers.plain_fastapi_app import app_for
 from benchmarks.peers.run import COMPARISON, IDLE_STREAMS, IDLE_WARM_UP, SMALL_32, WORKLOADS
@@ -152,3 +159,34 @@ def test_the_same_figures_give_the_same_charts() -> None:
     assert [each.svg for each in first] == [each.svg for each in second]
     assert all(each.svg.rstrip().endswith("</svg>") and servers.GATEWAY in each.svg for each in first)
     assert all(len(each.svg) < 40_000 for each in first)
+
+
+APPLICATIONS = {
+    "FastAPI with pydantic": micro_peers.fastapi_with_pydantic(),
+    "FastAPI with orjson": micro_peers.fastapi_with_orjson(),
+    "Starlette": micro_peers.starlette(),
+    "bare ASGI": micro_peers.bare_asgi,
+}
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+async def test_every_application_gives_the_answer_of_the_gateway(name: str) -> None:
+    async with served() as gateway:
+        expected = await answer_of(gateway.app, micro_peers.PATH, small_request.BODY)
+        answer = await answer_of(APPLICATIONS[name], micro_peers.PATH, small_request.BODY)
+    assert expected.status == answer.status == 200
+    assert json.loads(answer.answer) == json.loads(expected.answer) == {"OUTPUT": [1.5, 2.5, 3.5, 4.5]}
+
+
+async def test_every_case_runs() -> None:
+    async with served() as gateway:
+        for case in (*cases.requests(gateway).values(), *cases.parts(gateway).values()):
+            await case(1)
+
+
+async def test_every_measured_case_has_a_row() -> None:
+    async with served() as gateway:
+        parts = cases.parts(gateway)
+        name = "request_of_json"
+        found = await cpu_of({name: parts[name]}, rounds=1)
+    assert f"| {name} |" in str(table("Title", found))

@@ -153,3 +153,15 @@ def prefer(chromium: Chrome) -> Iterator[Callable[[str], None]]:
 
     yield prefer
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.fixture
+def screen(chromium: Chrome) -> Iterator[Callable[[int], None]]:
+    """``screen(390)``: the width that pages see as that of the screen, until the end of the test."""
+
+    def screen(width: int) -> None:
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+        chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    yield screen
+    chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

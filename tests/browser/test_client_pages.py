@@ -26,6 +26,7 @@ from tests.live.test_documented_commands import is_the_same
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.events import checked, parsed
 from tests.toolkit.processes import GatewayProcess, configured_gateway
+from tests.toolkit.programs import output_of
 from tests.toolkit.proxy import DroppingNetwork, network_to
 from tests.toolkit.waiting import eventually
 
@@ -164,17 +165,6 @@ def open_gateway(
         yield process
 
 
-@pytest.fixture
-def slow_gateway(triton: EmbeddedTriton, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A gateway whose `write` is slow enough that a busy browser can stop it: the prompt is a script."""
-    text = {"text": {"tensor": "TEXT", "kind": "text"}}
-    prompt = {"prompt": {"tensor": "SCRIPT", "kind": "text"}}
-    parameters = {"max_tokens": {"type": "integer", "optional": True}}
-    write = {"model": "scripted_stream", "inputs": prompt, "parameters": parameters, "outputs": text, "stream": True}
-    with open_to_files(triton, {"pipelines": {"write": write}}, tmp_path) as process:
-        yield process
-
-
 @contextmanager
 def open_to_files(triton: EmbeddedTriton, config: dict[str, Any], folder: Path) -> Iterator[GatewayProcess]:
     (folder / "samples").symlink_to(ROOT / "samples")
@@ -226,19 +216,28 @@ def test_the_page_resumes_after_a_lost_connection(
         assert text_of(opened) == stored_text(opened, open_gateway)
 
 
-def test_stop_cancels_the_stream(browser: Chrome, slow_gateway: GatewayProcess) -> None:
-    page = ConsolePage(browser)
-    browser.get(f"{FILE.as_uri()}?gateway={slow_gateway.url}")
+def test_stop_cancels_the_stream(browser: Chrome, triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """The prompt of this `write` is a script, slow enough that a busy browser can stop it."""
+    write = {
+        "model": "scripted_stream",
+        "inputs": {"prompt": {"tensor": "SCRIPT", "kind": "text"}},
+        "parameters": {"max_tokens": {"type": "integer", "optional": True}},
+        "outputs": {"text": {"tensor": "TEXT", "kind": "text"}},
+        "stream": True,
+    }
     script = json.dumps({"outputs": 1000, "interval_s": 0.05, "texts": ["61"]})
-    browser.execute_script("document.getElementById('prompt').value = arguments[0]", script)
-    browser.execute_script(STOP_AT_THE_FIRST_TOKEN)
-    page.click("#write")
-    page.wait_for("#state", "Stopped.")
-    text = text_of(page)
-    browser.refresh()
-    page.wait_for("#state", "Ready.")
-    assert text
-    eventually(lambda: slow_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == 1)
+    page = ConsolePage(browser)
+    with open_to_files(triton, {"pipelines": {"write": write}}, tmp_path) as gateway:
+        browser.get(f"{FILE.as_uri()}?gateway={gateway.url}")
+        browser.execute_script("document.getElementById('prompt').value = arguments[0]", script)
+        browser.execute_script(STOP_AT_THE_FIRST_TOKEN)
+        page.click("#write")
+        page.wait_for("#state", "Stopped.")
+        text = text_of(page)
+        browser.refresh()
+        page.wait_for("#state", "Ready.")
+        assert text
+        eventually(lambda: gateway.metric("requests_total", pipeline="write", outcome="cancelled") == 1)
 
 
 NPM = Path(__file__).parent / "npm"
@@ -246,30 +245,15 @@ TRICKY = ["48656c6c6f", "f0", "9f", "98", "80", "e280a8", "0d0a", "0a0a", "3a20"
 """In hexadecimal: a word, an emoji in four pieces, U+2028, CR LF, an empty line, a colon, umlauts, a field name."""
 
 
-@pytest.fixture(scope="session")
-def readers(require: Require) -> Path:
-    """The folder with the script and its locked packages."""
-    return npm_environment("stream-readers", NPM, require)
-
-
-@pytest.fixture
-def stream_url(client: httpx.Client) -> str:
+def test_the_npm_packages_read_the_same_events(client: httpx.Client, require: Require) -> None:
+    folder = npm_environment("stream-readers", NPM, require)
     script = json.dumps({"outputs": 2 * len(TRICKY), "texts": TRICKY, "interval_s": 0.01})
     started = client.post("/v1/streams", json={"pipeline": "scripted_kept", "inputs": {"script": script}})
     assert started.status_code == 201, started.text
-    return str(client.base_url.join(started.headers["Location"]))
-
-
-def ours(url: str) -> list[tuple[str, str, Any]]:
-    return [(str(event.id), event.name, event.data) for event in checked(parsed(httpx.get(url).content.decode()))]
-
-
-def test_the_npm_packages_read_the_same_events(readers: Path, stream_url: str) -> None:
-    answer = subprocess.run(
-        ["node", "read.mjs", stream_url], cwd=readers, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
-    expected = ours(stream_url)
-    for name, events in json.loads(answer.stdout).items():
+    url = str(client.base_url.join(started.headers["Location"]))
+    answered = json.loads(output_of(["node", "read.mjs", url], folder))
+    ours = checked(parsed(httpx.get(url).content.decode()))
+    expected = [(str(event.id), event.name, event.data) for event in ours]
+    for name, events in answered.items():
         assert [(id_, event, json.loads(data)) for id_, event, data in events] == expected, name
-    assert "".join(data["text"] for _, _, data in expected[:-1]) == bytes.fromhex("".join(TRICKY * 2)).decode()
+    assert "".join(event.data["text"] for event in ours[:-1]) == bytes.fromhex("".join(TRICKY * 2)).decode()

@@ -189,19 +189,15 @@ def test_an_error_leads_to_its_page(console: Console, pipeline: str, field: str,
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "write", "insights"])
-def test_a_phone_shows_the_form_first_with_large_targets(console: Console, pipeline: str) -> None:
+def test_a_phone_shows_the_form_first_with_large_targets(
+    console: Console, screen: Callable[[int], None], pipeline: str
+) -> None:
     page = console(pipeline)
     page.wait_for(".graph .node")
-    screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    try:
-        page.wait_for(".panels + .graph .node")
-        width = page.browser.execute_script("return document.documentElement.scrollWidth")
-        small = page.browser.execute_script(SMALL_TARGETS)
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert width <= 390
-    assert small == []
+    screen(390)
+    page.wait_for(".panels + .graph .node")
+    assert page.browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    assert page.browser.execute_script(SMALL_TARGETS) == []
 
 
 def test_a_change_of_width_before_the_first_effect_is_seen(browser: Chrome, gateway: GatewayProcess) -> None:

@@ -96,20 +96,15 @@ def test_the_error_pages_follow_the_dark_scheme(
 
 def check_schemes(browser: Chrome, prefer: Callable[[str], None], selector: str) -> None:
     """The page has the colours of both schemes, and nothing in its log: its policy refuses none of its parts."""
+    script = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor === arguments[1]"
     for scheme, colour in (("light", LIGHT), ("dark", DARK)):
         prefer(scheme)
-        WebDriverWait(browser, WAIT_S).until(lambda _, colour=colour: background(browser, selector) == colour)
+        WebDriverWait(browser, WAIT_S).until(lambda _, colour=colour: browser.execute_script(script, selector, colour))
     assert [line for line in browser.get_log("browser") if DEEP_LINK not in line["message"]] == []
-
-
-def background(browser: Chrome, selector: str) -> str:
-    script = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
-    return str(browser.execute_script(script, selector))
 
 
 PAGES = ["index", "docs/index", "docs/reference/http", "docs/reference/settings", "docs/benchmarks/peers"]
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"
-PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +131,16 @@ def test_the_search_finds_text_of_a_page(browser: Chrome, site: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_fits_a_phone_and_loads_no_external_files(page: str, browser: Chrome, site: str) -> None:
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    try:
-        browser.get(f"{site}/{page}.html")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE["width"]
-        loaded = browser.execute_script(LOADED)
-        assert loaded
-        assert [name for name in loaded if not name.startswith(site)] == []
-        assert browser.get_log("browser") == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+def test_a_page_fits_a_phone_and_loads_no_external_files(
+    page: str, browser: Chrome, site: str, screen: Callable[[int], None]
+) -> None:
+    screen(390)
+    browser.get(f"{site}/{page}.html")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    loaded = browser.execute_script(LOADED)
+    assert loaded
+    assert [name for name in loaded if not name.startswith(site)] == []
+    assert browser.get_log("browser") == []
 
 
 Axe = Callable[[], list[list[str]]]

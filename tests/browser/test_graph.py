@@ -57,16 +57,6 @@ def fan(count: int) -> dict[str, Any]:
     return synthetic(["first", "second", *heads], [*edges, *((head, None, head) for head in heads)], ["second"])
 
 
-@pytest.fixture
-def sized(browser: Chrome) -> Any:
-    def sized(width: int) -> None:
-        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-
-    yield sized
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
 def drawn(browser: Chrome, gateway: GatewayProcess, **request: Any) -> dict[str, Any]:
     """What ``geometry.js`` reports about the parts that it drew on the console's page."""
     browser.get(f"{gateway.url}/console/index.html")
@@ -78,11 +68,11 @@ def drawn(browser: Chrome, gateway: GatewayProcess, **request: Any) -> dict[str,
 
 @pytest.mark.parametrize("device", WIDTHS)
 def test_no_link_crosses_a_box_and_nothing_is_cropped(
-    browser: Chrome, sized: Callable[[int], None], gateway: GatewayProcess, client: httpx.Client, device: str
+    browser: Chrome, screen: Callable[[int], None], gateway: GatewayProcess, client: httpx.Client, device: str
 ) -> None:
     graphs = {name: client.get(f"/v1/pipelines/{name}").json()["graph"] for name in REFERENCE}
     graphs |= {"chain": chain(20), "fan": fan(9), "one": chain(1)}
-    sized(WIDTHS[device])
+    screen(WIDTHS[device])
     found = drawn(browser, gateway, graphs=graphs)["graphs"]
     assert {name: report["faults"] for name, report in found.items()} == {name: [] for name in graphs}
     assert all(report["links"] > 0 for report in found.values())
@@ -247,10 +237,6 @@ def answer(time_s: float, outcomes: dict[str, int], durations: list[int]) -> dic
     return {"time_s": time_s, "bounds_s": BOUNDS, "pipelines": {"p": {**PIPELINE, "unary": unary}}}
 
 
-def plus(before: list[int], counts: list[int]) -> list[int]:
-    return [a + b for a, b in zip(before, counts, strict=True)]
-
-
 class TestDifferences:
     @pytest.fixture
     def browser(self, browser: Chrome, gateway: GatewayProcess) -> Chrome:
@@ -265,7 +251,9 @@ class TestDifferences:
             ([5, 10, 10, 10], 0.95, 0.91),
             ([0, 0, 0, 3], 0.5, 10),
         ]
-        values = [[BOUNDS, before, plus(before, counts), share] for counts, share, _ in cases]
+        values = [
+            [BOUNDS, before, [a + b for a, b in zip(before, counts, strict=True)], share] for counts, share, _ in cases
+        ]
         found = module(browser, "v.map((each) => m.percentile(...each))", *values)
         assert found == pytest.approx([expected for *_, expected in cases])
         assert module(browser, "m.percentile(...v)", BOUNDS, before, before, 0.5) is None

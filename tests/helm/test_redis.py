@@ -42,9 +42,10 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-@pytest.fixture
-def redis_url(authority: Authority, tmp_path: Path, require: Require) -> Iterator[str]:
-    """A real Redis that accepts only TLS connections."""
+async def test_redis_with_a_certificate_of_the_authority_is_trusted(
+    authority: Authority, tmp_path: Path, require: Require
+) -> None:
+    """With a real Redis that accepts only TLS connections."""
     require(shutil.which("redis-server"), "there is no redis-server: `make system-packages` installs it")
     (port,) = free_ports(1)
     issued = authority.issue("localhost")
@@ -53,17 +54,13 @@ def redis_url(authority: Authority, tmp_path: Path, require: Require) -> Iterato
     tls = {"port": port, "cert-file": "server.pem", "key-file": "server.key", "auth-clients": "no"}
     options = [word for name, value in tls.items() for word in (f"--tls-{name}", str(value))]
     command = ["redis-server", "--port", "0", "--save", "", *options]
+    settings = Settings(redis_url=f"rediss://localhost:{port}/0")
     with running_program(command, tmp_path / "log", lambda: listens(port), cwd=tmp_path):
-        yield f"rediss://localhost:{port}/0"
-
-
-async def test_redis_with_a_certificate_of_the_authority_is_trusted(redis_url: str, authority: Authority) -> None:
-    settings = Settings(redis_url=redis_url)
-    with only_variables(None), pytest.raises(UpstreamUnavailable) as refused:
-        await use_store(settings)
-    assert "CERTIFICATE_VERIFY_FAILED" in str(refused.value.__cause__)
-    with only_variables(authority.path):
-        await use_store(settings)
+        with only_variables(None), pytest.raises(UpstreamUnavailable) as refused:
+            await use_store(settings)
+        assert "CERTIFICATE_VERIFY_FAILED" in str(refused.value.__cause__)
+        with only_variables(authority.path):
+            await use_store(settings)
 
 
 async def use_store(settings: Settings) -> None:
@@ -109,9 +106,8 @@ def test_without_the_value_there_is_no_redis() -> None:
     assert "redis" not in str(render()).lower()
 
 
-@pytest.fixture
-def redis(tmp_path: Path, require: Require) -> Iterator[Redis]:
-    """A real Redis with the container's command, on another port and without a writable folder."""
+def test_a_real_redis_starts_with_its_arguments(tmp_path: Path, require: Require) -> None:
+    """With the container's command, on another port and without a writable folder."""
     require(shutil.which("redis-server"), "there is no redis-server: `make system-packages` installs it")
     (port,) = free_ports(1)
     deployments = of_kind(render({"redis": {"enabled": True}}), "Deployment")
@@ -122,16 +118,12 @@ def redis(tmp_path: Path, require: Require) -> Iterator[Redis]:
     )
     assert said["args"][:2] == ["--port", "6379"]
     command = [*said["command"], "--port", str(port), *said["args"][2:]]
+    wanted = {"maxmemory": str(128 * 2**20), "maxmemory-policy": "noeviction", "save": "", "appendonly": "no"}
     with (
         running_program(command, tmp_path / "log", lambda: listens(port), cwd=tmp_path),
-        Redis(port=port) as client,
+        Redis(port=port) as redis,
     ):
-        yield client
+        assert {name: redis.config_get(name)[name] for name in wanted} == wanted
+        assert redis.config_get("protected-mode")["protected-mode"] == "no", "clients of other pods would be refused"
+        redis.set("a", "b")
     assert [each.name for each in tmp_path.iterdir()] == ["log"], "the root file system is read-only"
-
-
-def test_a_real_redis_starts_with_its_arguments(redis: Redis) -> None:
-    wanted = {"maxmemory": str(128 * 2**20), "maxmemory-policy": "noeviction", "save": "", "appendonly": "no"}
-    assert {name: redis.config_get(name)[name] for name in wanted} == wanted
-    assert redis.config_get("protected-mode")["protected-mode"] == "no", "clients of other pods would be refused"
-    redis.set("a", "b")

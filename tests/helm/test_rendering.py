@@ -88,7 +88,7 @@ def test_every_branch_is_taken_and_skipped(tmp_path: Path) -> None:
 
 
 HAVE_TESTS_OF_THEIR_OWN = {"_refusals.tpl", "_kept.tpl"}
-"""Their branches depend on refused values and on a cluster: test_values_schema.py and test_upgrade.py."""
+"""Their branches depend on refused values and on a cluster: test_values_schema.py and test_release.py."""
 
 
 def _marked_copy(folder: Path) -> tuple[Path, dict[str, str]]:

@@ -132,13 +132,6 @@ def test_a_switch_whose_default_depends_on_others_has_three_forms(flags: list[st
     assert cli.command_parser().parse_args(["serve", *flags]).explain == value
 
 
-def test_a_mistake_in_the_default_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "gateway.yaml").write_text("pipelines:\n  p:\n    model: m\n    modle: m\n")
-    assert cli.main(["serve", "--embedded", "--check"]) == 2
-    expected = "gateway.yaml:4: pipelines.p.modle is not a known key; did you mean 'model'?"
-    assert expected in capsys.readouterr().err
-
-
 def test_serve_can_check_its_files_without_a_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Needs neither free ports nor Triton."""
     config, keys = tmp_path / "checked.yaml", tmp_path / "keys.yaml"

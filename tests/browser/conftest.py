@@ -110,19 +110,15 @@ def console(browser: Chrome, gateway: GatewayProcess) -> Callable[..., ConsolePa
     return opened
 
 
-@pytest.fixture(scope="session")
-def axe_script(require: Require) -> str:
-    folder = npm_environment("axe", Path(__file__).parent / "npm_axe", require)
-    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
-
-
 @pytest.fixture
-def axe(chromium: Chrome, axe_script: str) -> Callable[..., list[list[str]]]:
+def axe(chromium: Chrome, require: Require) -> Callable[..., list[list[str]]]:
     """``axe()`` returns the rules that the open page breaks, each with the markup that breaks it; or names of rules."""
+    folder = npm_environment("axe", Path(__file__).parent / "npm_axe", require)
+    script = (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
 
     def axe(*rules: str) -> list[list[str]]:
         WebDriverWait(chromium, WAIT_S, 0.05).until(lambda _: chromium.execute_script(AT_REST), "colours change")
-        found: list[list[str]] = chromium.execute_async_script(AXE, axe_script, rules)
+        found: list[list[str]] = chromium.execute_async_script(AXE, script, rules)
         return found
 
     return axe

@@ -1,4 +1,4 @@
-"""Apps on another origin: with API keys, direct and behind nginx, in both browsers; and the samples' React hook."""
+"""Apps on another origin: with API keys, in both browsers; and the samples' React hook."""
 
 import json
 import os
@@ -20,20 +20,15 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage, Tab
 from tests.conftest import Require
 from tests.docs.pages import ROOT
-from tests.toolkit.certificates import Authority
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.http_server import served
 from tests.toolkit.keys import entry, key_text, write_keys
-from tests.toolkit.nginx import documented_server, running_nginx
-from tests.toolkit.processes import GatewayProcess, free_ports, running_gateway
+from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import eventually
 from tests.typescript.building import built_client
 
 APP = Path(__file__).parent / "npm_app"
 SLOW = {"interval_s": 0.05}
-PROTOCOLS = {"direct": "http/1.1", "nginx": "h2"}
-BOTH_WAYS = pytest.mark.parametrize("way", PROTOCOLS, indirect=True)
-"""Of the other tests only the full run goes through nginx."""
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +54,8 @@ def called(
 
 
 @pytest.fixture(scope="module")
-def nginx_url(called: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[str]:
-    folder, (port,) = tmp_path_factory.mktemp("nginx"), free_ports(1)
-    with running_nginx(folder, require, port, documented_server(port, called.url, Authority(folder))):
-        yield f"https://127.0.0.1:{port}"
-
-
-@pytest.fixture(scope="module", params=["direct", pytest.param("nginx", marks=pytest.mark.full)])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def address(way: str, called: GatewayProcess, pages: tuple[str, Path], request: pytest.FixtureRequest) -> str:
-    """The address of the app, which calls the gateway directly or through nginx."""
-    url = called.url if way == "direct" else request.getfixturevalue("nginx_url")
-    return f"{pages[0]}/?{urlencode({'gateway': url, 'key': key_text('app')})}"
+def address(called: GatewayProcess, pages: tuple[str, Path]) -> str:
+    return f"{pages[0]}/?{urlencode({'gateway': called.url, 'key': key_text('app')})}"
 
 
 @pytest.fixture
@@ -97,10 +78,9 @@ def script(**keys: Any) -> str:
     return json.dumps(SLOW | keys)
 
 
-@BOTH_WAYS
-def test_an_upload_is_answered(app: Tab, way: str) -> None:
+def test_an_upload_is_answered(app: Tab) -> None:
     assert app.call("() => upload()")["texts"][0] == "Hello Triton gateway"
-    assert app.call("protocolOf", "/v1/pipelines/ocr") == PROTOCOLS[way], "the page reads no times of other origins"
+    assert app.call("protocolOf", "/v1/pipelines/ocr") == "http/1.1", "the page reads no times of other origins"
 
 
 def test_errors_are_readable(app: Tab) -> None:
@@ -113,7 +93,6 @@ def test_errors_are_readable(app: Tab) -> None:
     assert (unknown["status"], unknown["code"]) == (404, "unknown_pipeline")
 
 
-@BOTH_WAYS
 def test_a_stream_is_read_to_its_end(app: Tab) -> None:
     assert app.call("read", script(outputs=5)) == ["output"] * 5 + ["done"]
     failing = script(outputs=2, then="error", error={"code": "INTERNAL", "message": "no"})

@@ -328,14 +328,6 @@ async def test_a_killed_triton_is_restarted_on_the_same_ports(triton):
     assert traces.are_gone()
 
 
-async def test_restart_replaces_a_stopped_triton(triton):
-    traces, stopped = Traces.of(triton.pid), triton.pid
-    os.kill(stopped, signal.SIGSTOP)
-    await triton.restart()
-    await until_answered(triton, replaces=stopped)
-    assert traces.are_gone()
-
-
 async def test_a_crash_is_logged_with_its_signal(triton, caplog):
     crashed = triton.pid
     os.kill(crashed, signal.SIGSEGV)

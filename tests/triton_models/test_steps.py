@@ -63,12 +63,6 @@ def test_lines_are_read_from_top_to_bottom():
     assert reading_order(boxes()).shape == (0, 4, 2)
 
 
-def test_words_of_an_uneven_row_are_read_left_to_right():
-    left, middle, right = (0, 14, 50, 40), (60, 10, 110, 36), (120, 18, 170, 44)
-    below = (0, 60, 50, 86)
-    assert reading_order(boxes(below, right, middle, left)).tolist() == boxes(left, middle, right, below).tolist()
-
-
 def test_words_on_a_slope_are_several_rows():
     stairs = [(100 - 20 * step, 12 * step, 118 - 20 * step, 12 * step + 20) for step in range(5)]
     tops = reading_order(boxes(*stairs))[:, 0, 1]

@@ -39,6 +39,8 @@ GATEWAYS = {
 }
 FIRST = next(iter(GATEWAYS))
 ONLY_FIRST = pytest.mark.parametrize("gateway", [FIRST], indirect=True)
+ASKED = [(name, kind) for name in GATEWAYS for kind in KINDS if name == FIRST or kind.heavy or not kind.is_large]
+NAMES = [f"{name}-{kind.name}" for name, kind in ASKED]
 COUNTS = pytest.mark.parametrize("count", [2, pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 
 
@@ -80,27 +82,9 @@ def gateway(
         yield client
 
 
-def of_kinds(*, with_large_json: bool) -> pytest.MarkDecorator:
-    kinds = [kind for kind in KINDS if (kind.is_large and not kind.heavy) is with_large_json]
-    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
-
-
 @COUNTS
-@of_kinds(with_large_json=False)
+@pytest.mark.parametrize(("gateway", "kind"), ASKED, ids=NAMES, indirect=["gateway"])
 def test_every_dialect_answers_as_triton(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int) -> None:
-    compare_count(gateway, direct, kind, count)
-
-
-@ONLY_FIRST
-@COUNTS
-@of_kinds(with_large_json=True)
-def test_every_dialect_answers_with_large_tensors(
-    gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int
-) -> None:
-    compare_count(gateway, direct, kind, count)
-
-
-def compare_count(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int) -> None:
     """JSON of heavy kinds, and of many rows of large ones, is for the long form."""
     is_long = count > 2
     if kind.heavy:

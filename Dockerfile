@@ -67,7 +67,7 @@ FROM ${BASE_IMAGE} AS gateway
 ARG VERSION=0.0.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="triton-gateway" \
-      org.opencontainers.image.description="A REST and Server-Sent Events gateway for NVIDIA Triton Inference Server" \
+      org.opencontainers.image.description="JSON, files, token streams, WebSockets and OpenAI's API for the models that NVIDIA Triton serves" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

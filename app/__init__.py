@@ -1,4 +1,4 @@
-"""A REST and Server-Sent Events gateway for NVIDIA Triton Inference Server."""
+"""JSON, files, token streams, WebSockets and OpenAI's API for the models that NVIDIA Triton serves."""
 
 import os
 import signal

@@ -41,6 +41,7 @@ RUN_BY = {
     ("docs/tutorials/speak-to-your-triton.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/speak-to-your-triton.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "python"): "tests/docs/test_tutorials.py",
+    ("docs/reference/model-kit.md", "python"): "tests/docs/test_model_kit.py",
     ("docs/tutorials/own-ensemble.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "yaml"): "tests/docs/test_tutorials.py",
 }

@@ -1,4 +1,4 @@
-"""The model of docs/reference/model-kit.md answers, exits early and refuses input on a real Triton; the kit installs."""
+"""The model of docs/reference/model-kit.md answers, exits early and refuses input on a real Triton."""
 
 import subprocess
 import zipfile

@@ -87,19 +87,34 @@ MEMBER: dict[str, Any] = {"type": "integer", "member_of": "X"}
         (ContractSpec, {"max_items": -1}),
         *((PipelineSpec, {**M, "inputs": {each: X}}) for each in ("", "a b", ".a", "a\n", "\u00e4", "a" * 129, "a/b")),
         *((PipelineSpec, {**M, "engine_errors": [each]}) for each in ("(", "", "x" * 1025)),
-        *((RefusalRule, {"message_pattern": each, "code": "invalid_input"}) for each in ("(", "")),
-        (RefusalRule, {"message_pattern": "x", "code": "model_error"}),
-        (RefusalRule, {"message_pattern": "x", "code": "invalid_input", "detail": ""}),
-        *((ParameterSpec, {**MEMBER, "member": each}) for each in ("", ".a", "a.", "a.b.c", "a[0]", "[]", "a[].b")),
-        (ParameterSpec, {"type": "text_or_tokens", "tensor": "X"}),
-        *((InputSpec, {**X, "data_url": True, "kind": each}) for each in ("binary", "text")),
-        (InputSpec, {**X, "data_url": True, "kind": "image", "base64": True}),
     ],
     ids=str,
 )
 def test_an_invalid_section_is_rejected(section: type[Section], keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         section(**keys)
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "text"),
+    [
+        (RefusalRule, {"message_pattern": "(", "code": "invalid_input"}, "is not a regular expression"),
+        (RefusalRule, {"message_pattern": "", "code": "invalid_input"}, "at least 1 character"),
+        (RefusalRule, {"message_pattern": "x", "code": "model_error"}, "context_length_exceeded"),
+        (RefusalRule, {"message_pattern": "x", "code": "invalid_input", "detail": ""}, "at least 1 character"),
+        *(
+            (ParameterSpec, {**MEMBER, "member": each}, "member")
+            for each in ("", ".a", "a.", "a.b.c", "a[0]", "[]", "a[].b")
+        ),
+        (ParameterSpec, {"type": "text_or_tokens", "tensor": "X"}, "is of type text_or_tokens, which needs member_of"),
+        *((InputSpec, {**X, "data_url": True, "kind": each}, "data_url") for each in ("binary", "text")),
+        (InputSpec, {**X, "data_url": True, "kind": "image", "base64": True}, "data_url"),
+    ],
+    ids=str,
+)
+def test_the_reason_names_the_key_or_what_it_needs(section: type[Section], keys: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        section.model_validate(keys)
 
 
 @pytest.mark.parametrize(

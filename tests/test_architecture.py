@@ -76,14 +76,14 @@ MOST_LINES = {
     "launcher": 1270,
     "lint": 650,
     "llm": 1460,
-    "observability": 1030,
+    "observability": 1000,
     "pipelines": 4060,
-    "process": 1460,
+    "process": 1470,
     "sessions": 440,
     "shared_memory": 730,
     "starter": 70,
     "streams": 1510,
-    "triton": 3790,
+    "triton": 3760,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
 MOST_LINES_OUTSIDE_PACKAGES = 1240

@@ -24,6 +24,33 @@ from tests.toolkit.engine import FakeEngine, every_error
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, refusal, response, tensor
 
+CODES_BY_STATUS = {
+    400: {"invalid_json", "invalid_request", "context_length_exceeded"},
+    401: {"unauthenticated"},
+    403: {"forbidden"},
+    404: {
+        *("unknown_pipeline", "unknown_model", "unknown_stream", "unknown_session", "unknown_request"),
+        *("unknown_example", "not_found"),
+    },
+    405: {"method_not_allowed"},
+    408: {"slow_request"},
+    409: {"step_out_of_turn"},
+    410: {"session_lost", "stream_evicted"},
+    413: {"payload_too_large"},
+    415: {"unsupported_media_type"},
+    422: {"idempotency_key_reused", "invalid_input"},
+    429: {"too_many_requests"},
+    426: {"upgrade_required"},
+    431: {"headers_too_large"},
+    499: {"cancelled", "client_closed_request", "slow_consumer"},
+    500: {"internal"},
+    501: {"resumable_streams_off", "http_sessions_off"},
+    502: {"model_error", "contract_violation", "upstream_protocol", "tool_call_missing", "response_format_mismatch"},
+    503: {"upstream_unavailable", "model_changed", "model_not_ready", "draining"},
+    504: {"deadline_exceeded"},
+}
+"""The documented error codes of each status."""
+
 
 def error_of(error: type[GatewayError], detail: str = "It failed.") -> GatewayError:
     return error(detail, tensor="T") if issubclass(error, ContractViolation) else error(detail)
@@ -37,6 +64,13 @@ def test_every_error_has_a_status_a_meaning_and_a_remedy(error: type[GatewayErro
     assert response.headers.get("Retry-After") == (None if retry_after_s is None else str(retry_after_s))
     assert row.meaning.endswith(".")
     assert row.remedy.endswith(".")
+
+
+def test_errors_have_the_documented_statuses() -> None:
+    by_status: dict[int, set[str]] = {}
+    for error, row in ROW_BY_ERROR.items():
+        by_status.setdefault(row.status, set()).add(error.code)
+    assert by_status == CODES_BY_STATUS
 
 
 def test_a_problem_has_the_fields_of_rfc_9457_and_its_own() -> None:

@@ -69,12 +69,7 @@ WAITING_S = 2.0
 
 
 async def announce(
-    catalog: Catalog,
-    url: str,
-    triton_url: str,
-    processes: Processes | None = None,
-    *,
-    with_key: bool = False,
+    catalog: Catalog, url: str, triton_url: str, processes: Processes | None = None, *, with_key: bool = False
 ) -> None:
     """Reports when the gateway is ready and how to try it, then waits until cancelled.
 
@@ -179,8 +174,7 @@ async def _run_gateway(
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
-    metrics = gateway.inference.metrics
-    refused = lambda: metrics.rejected.labels(TooManyRequests.code).inc()  # noqa: E731
+    refused = lambda: gateway.inference.metrics.rejected.labels(TooManyRequests.code).inc()  # noqa: E731
     limit = ConnectionLimit(gateway.limits.max_connections, refused, problem_response)
     server = await stack.enter_async_context(serving(app, main, supervisor, limit))
     admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused, problem_response)

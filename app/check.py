@@ -19,7 +19,7 @@ import yaml
 
 from app.codecs.kinds import holds_bytes
 from app.core.engine import InferenceServer
-from app.core.errors import GatewayError
+from app.core.errors import GatewayError, Unusable
 from app.core.inference import BYTES
 from app.core.model import ModelConfig, TensorSpec
 from app.core.text import printable
@@ -163,14 +163,17 @@ _HEAD = """\
 """
 
 
-class FileTaken(Exception):
-    """The file exists already, or cannot be written."""
+async def draft(url: str, credentials: Credentials, path: Path) -> str:
+    """Writes a gateway.yaml for the models of a running Triton, and returns what to do next."""
+    async with open_engine(url, credentials) as engine:
+        models = {model.config.name: model.config for model in await live_repository(engine)}
+    return write_draft(models, url, path)
 
 
 def write_draft(configs: Mapping[str, ModelConfig], url: str, path: Path) -> str:
-    """Writes the file for the ready models and returns what to do next. Raises FileTaken."""
+    """Writes the file for the ready models and returns what to do next. Raises Unusable."""
     if path.exists():
-        raise FileTaken(f"{path} already exists: name another file, nothing was written.")
+        raise Unusable(f"{path} already exists: name another file, nothing was written.")
     steps = {step.model for config in configs.values() for step in config.steps}
     # The most readable first: ensembles, then models whose first input is a text.
     order = sorted(
@@ -190,14 +193,14 @@ def write_draft(configs: Mapping[str, ModelConfig], url: str, path: Path) -> str
         count += problem is None
         text += "".join(_lines_of(config, keys, problem))
     if not count:
-        raise FileTaken(f"Triton at {url} has no ready model that a pipeline can call: nothing was written.")
+        raise Unusable(f"Triton at {url} has no ready model that a pipeline can call: nothing was written.")
     if steps:
         text += f"# Steps of ensembles, without a pipeline of their own: {', '.join(sorted(steps))}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as exc:
-        raise FileTaken(f"{path} cannot be written: {exc.strerror or exc}.") from exc
+        raise Unusable(f"{path} cannot be written: {exc.strerror or exc}.") from exc
     options = f"--triton {url} --config {shlex.quote(str(path))}"
     return (
         f"{path} has {count} pipeline{'s' * (count > 1)}. Read it, then:\n"

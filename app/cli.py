@@ -1,10 +1,10 @@
 """Runs the command line: ``triton-gateway serve | check | models | init | triton | key new``.
 
-``main`` parses the arguments, runs one command and returns the exit status.
+``main`` parses the arguments, runs one command and returns the exit status. Each command imports what it runs, because
+all imports together take a second.
 """
 
 import argparse
-import asyncio
 import logging
 import os
 import re
@@ -20,29 +20,21 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 import uvloop
 
 from app import __version__
-from app.admission.keys import entry_of, hash_of, new_key
-from app.check import MAX_TEXT, FileTaken, run_check, text_of, write_draft
-from app.config.document import ConfigError
-from app.core.errors import GatewayError
+from app.core.errors import GatewayError, Unusable
 from app.core.text import nearest, nearest_of, printable
 from app.launcher.launch import create_environment, install_requirements, needs_environment
 from app.launcher.machine import EmbeddedTritonError
-from app.observability.log import configure_logging
-from app.process.serving import check_files, serve
-from app.process.supervision import BackgroundTaskFailed, ListeningPortTaken, require_free_ports
-from app.process.tritons import check_credentials, credentials_of, run_triton
 from app.settings import (
     DEFAULT_REPOSITORY,
     PREFIX,
     Settings,
     SettingsError,
+    check_credentials,
     config_beside,
     is_service_link,
     read_settings,
 )
 from app.triton.credentials import NO_CREDENTIALS
-from app.triton.fleet.pool import open_engine
-from app.triton.repository import live_repository
 
 _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
 
@@ -71,10 +63,6 @@ class CommandParser(argparse.ArgumentParser):
 STARTER = Path(__file__).with_name("starter")
 
 
-class FolderTaken(Exception):
-    """The folder is not empty, or cannot be written."""
-
-
 _EXAMPLES = """examples:
   triton-gateway init my_models                             write a small working model repository
   triton-gateway check my_models                            check it
@@ -88,17 +76,9 @@ _SERVE_EXAMPLES = """examples:
   triton-gateway serve --port 9000 --admin-port 9001 --log-format json
 """
 _SHORT_FLAGS = {"triton_url": ["--triton"], "embedded_repository": ["--models"]}
-FAILED = 1
 UNUSABLE = 2
-_UNUSABLE = (
-    SettingsError,
-    ConfigError,
-    ListeningPortTaken,
-    EmbeddedTritonError,
-    FolderTaken,
-    FileTaken,
-    GatewayError,
-)
+MAX_TEXT = 1000
+"""Limit of characters for each line of an error, because names in a file can have any length."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,11 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = given.pop("command")
     try:
         return int(command(given))
-    except _UNUSABLE as exc:
-        _report(exc, given)
+    except (Unusable, EmbeddedTritonError, GatewayError) as exc:
+        if (given.get("log_format") or os.environ.get(f"{PREFIX}LOG_FORMAT")) == "json":  # for a log collector
+            from app.observability.log import configure_logging
+
+            configure_logging("error", "json")
+            logging.getLogger(__name__).error("%s", exc)
+        else:
+            lines = [printable(line, MAX_TEXT) for line in f"triton-gateway: {exc}".split("\n")]
+            print("\n".join(lines), file=sys.stderr)  # noqa: T201 - the command's own answer
         return UNUSABLE
-    except BackgroundTaskFailed:
-        return FAILED
 
 
 def _answer(text: str) -> None:
@@ -126,17 +111,10 @@ def _answer(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again when it exits
 
 
-def _report(error: Exception, given: dict[str, Any]) -> None:
-    """Prints why the command ends; as a JSON line where JSON is asked for, because a log collector reads it there."""
-    if (given.get("log_format") or os.environ.get(f"{PREFIX}LOG_FORMAT")) == "json":
-        configure_logging("error", "json")
-        logging.getLogger(__name__).error("%s", error)
-    else:
-        lines = [printable(line, MAX_TEXT) for line in f"triton-gateway: {error}".split("\n")]
-        print("\n".join(lines), file=sys.stderr)  # noqa: T201 - the command's own answer
-
-
 def _serve(given: dict[str, Any]) -> int:
+    from app.process.serving import check_files, serve
+    from app.process.supervision import require_free_ports
+
     is_check = given.pop("check")
     settings = _settings(given)
     if is_check:
@@ -148,17 +126,13 @@ def _serve(given: dict[str, Any]) -> int:
     if settings.embedded:
         _prepare_models(settings)
         install_requirements(settings.models_venv, settings.embedded_repository)
-    uvloop.run(serve(settings))
-    return 0
-
-
-def _models(given: dict[str, Any]) -> int:
-    uvloop.run(show_models(_settings(given)))
-    return 0
+    return uvloop.run(serve(settings))
 
 
 def _settings(given: dict[str, Any]) -> Settings:
     """Reads the settings and configures the log. Raises SettingsError."""
+    from app.observability.log import configure_logging
+
     settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
     configure_logging(settings.log_level, settings.log_format)
     if links := sorted(name for name, value in os.environ.items() if is_service_link(name, value)):
@@ -189,7 +163,7 @@ def command_parser() -> argparse.ArgumentParser:
     serving.set_defaults(command=_serve)
     for name, field in Settings.model_fields.items():
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-        known = "" if default in (None, (), "") else f"default {default}; "
+        known = "" if field.default_factory or default in (None, (), "") else f"default {default}; "
         _add_flag(serving, name, field.annotation, f"{field.description} ({known}{PREFIX}{name.upper()})")
     serving.add_argument(
         "--check", action="store_true", help="check the settings and the files that they name, and exit"
@@ -238,23 +212,22 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text: str) -> None:
-    flags = [f"--{name.replace('_', '-')}", *_SHORT_FLAGS.get(name, ())]
-    if annotation is bool:
-        parser.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text.replace("%", "%%"))
-        return
-    annotation = next((each for each in get_args(annotation) if get_origin(each) is Literal), annotation)
-    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-    metavar = "{" + ",".join(choices) + "}" if choices else None
-    is_optional = annotation == bool | None
-    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in choices or is_optional else {}
-    if is_optional:
-        no = f"--no-{name.replace('_', '-')}"
-        parser.add_argument(no, dest=name, action="store_const", const="false", help=argparse.SUPPRESS)
+    """A boolean has the forms ``--name``, ``--name false`` and ``--no-name``."""
+    flag, kinds = name.replace("_", "-"), (annotation, *get_args(annotation))
+    choices = next((get_args(each) for each in kinds if get_origin(each) is Literal), ())
+    if bool in kinds:
+        choices = ("true", "false")
+        parser.add_argument(f"--no-{flag}", dest=name, action="store_const", const="false", help=argparse.SUPPRESS)
+    metavar = f"{{{','.join(choices)}}}" if choices else None
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in choices else {}
+    flags = [f"--{flag}", *_SHORT_FLAGS.get(name, ())]
     parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"), **alone)
 
 
 def _new_key(given: dict[str, Any]) -> int:
     """Prints the key to standard output, for a pipe, and the entry to standard error. Raises ConfigError."""
+    from app.admission.keys import entry_of, hash_of, new_key
+
     key = new_key()
     entry = entry_of(given["id"], hash_of(key))
     _answer(key)
@@ -267,17 +240,17 @@ def _new_key(given: dict[str, Any]) -> int:
 def _check(given: dict[str, Any]) -> int:
     """Prints the report and returns the exit status.
 
-    Raises RepositoryUnservable, ConfigError, SettingsError or GatewayError.
+    Raises Unusable or GatewayError.
     """
+    from app.check import run_check, text_of
+
     credentials, triton = NO_CREDENTIALS, given["triton"]
     if given["config"] is None and triton is None:
         beside = config_beside(given["repository"])
         given["config"] = beside if os.path.lexists(beside) else None
     if triton is not None:
-        settings = read_settings(os.environ, {"triton_url": triton})
-        check_credentials(settings)
-        credentials = credentials_of(settings)
-    report = asyncio.run(run_check(given["repository"], given["config"], triton, credentials))
+        credentials = check_credentials(read_settings(os.environ, {"triton_url": triton}))
+    report = uvloop.run(run_check(given["repository"], given["config"], triton, credentials))
     _answer(text_of(report, given["format"]))
     return report.status(strict=given["strict"])
 
@@ -285,22 +258,25 @@ def _check(given: dict[str, Any]) -> int:
 def _init(given: dict[str, Any]) -> int:
     """Writes the starter, a small working model repository, or with ``--triton`` a gateway.yaml.
 
-    Raises FolderTaken, FileTaken, SettingsError, EmbeddedTritonError or GatewayError.
+    Raises Unusable, EmbeddedTritonError or GatewayError.
     """
     if given["triton_url"] is not None:
+        from app.check import draft
+
         settings = _settings({"triton_url": given["triton_url"]})
-        _answer(uvloop.run(_draft(settings, (given["folder"] or Path()) / "gateway.yaml")))
+        path = (given["folder"] or Path()) / "gateway.yaml"
+        _answer(uvloop.run(draft(settings.triton_url, check_credentials(settings), path)))
         return 0
     if given["folder"] is None:
-        raise FolderTaken("Name a new folder for the models, or a running Triton: --triton HOST:8001.")
+        raise Unusable("Name a new folder for the models, or a running Triton: --triton HOST:8001.")
     settings = read_settings(os.environ, {})
     folder, quoted = given["folder"], shlex.quote(str(given["folder"]))
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise FolderTaken(f"{folder} already exists and is not empty: name a new folder, nothing was written.")
+            raise Unusable(f"{folder} already exists and is not empty: name a new folder, nothing was written.")
         shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as exc:
-        raise FolderTaken(f"{folder} cannot be written: {exc.strerror or exc}: name a new folder.") from exc
+        raise Unusable(f"{folder} cannot be written: {exc.strerror or exc}: name a new folder.") from exc
     _answer(
         f"{folder} has four models, gateway.yaml and README.md. Next:\n"
         f"  triton-gateway check {quoted}\n"
@@ -311,6 +287,8 @@ def _init(given: dict[str, Any]) -> int:
 
 
 def _triton(given: dict[str, Any]) -> int:
+    from app.process.tritons import run_triton
+
     settings = _settings(given)
     _prepare_models(settings)
     install_requirements(settings.models_venv, settings.embedded_repository)
@@ -325,34 +303,35 @@ def _prepare_models(settings: Settings) -> None:
     """
     own = Path(sys.prefix)
     if settings.models_venv == own and needs_environment(own):
+        from app.observability.log import configure_logging
+
         configure_logging(settings.log_level, settings.log_format)
         logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
         create_environment(settings.embedded_venv)
 
 
-async def _draft(settings: Settings, path: Path) -> str:
-    """Writes a gateway.yaml for the models of a running Triton. Returns what to do next."""
-    check_credentials(settings)
-    async with open_engine(settings.triton_url, credentials_of(settings)) as engine:
-        models = {model.config.name: model.config for model in await live_repository(engine)}
-    return write_draft(models, settings.triton_url, path)
+def _models(given: dict[str, Any]) -> int:
+    uvloop.run(show_models(_settings(given)))
+    return 0
 
 
 async def show_models(settings: Settings) -> None:
-    """Prints a table: kind, inputs, outputs, readiness. Raises SettingsError."""
-    check_credentials(settings)
-    rows: list[tuple[str, ...]] = [("model", "kind", "inputs", "outputs", "ready")]
-    async with open_engine(settings.triton_url, credentials_of(settings)) as engine:
+    """Prints a table: kind, readiness, inputs and outputs. Raises SettingsError."""
+    from app.triton.fleet.pool import open_engine
+
+    rows: list[tuple[str, ...]] = [("model", "kind", "ready", "inputs and outputs")]
+    async with open_engine(settings.triton_url, check_credentials(settings)) as engine:
         for name, is_ready in sorted((state.name, state.ready) for state in await engine.models()):
             if not is_ready:
-                rows.append((name, "", "", "", "no"))
+                rows.append((name, "", "no", ""))
                 continue
             config = await engine.model_config(name)
-            inputs, outputs = (
-                "\n".join(f"{spec.name} {spec.datatype} {list(spec.dims)}" for spec in specs)
-                for specs in (config.inputs, config.outputs)
-            )
-            rows.append((name, config.backend + (", decoupled" if config.decoupled else ""), inputs, outputs, "yes"))
+            tensors = [
+                f"{way} {spec.name} {spec.datatype} {list(spec.dims)}"
+                for way, specs in (("in ", config.inputs), ("out", config.outputs))
+                for spec in specs
+            ]
+            rows.append((name, config.backend + "\ndecoupled" * config.decoupled, "yes", "\n".join(tensors)))
     lines = [line for row in rows for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     _answer("\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines))

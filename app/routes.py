@@ -228,7 +228,7 @@ def pages(documents: Documents, gateway: Gateway) -> EndpointGroup:
     """The pages for people."""
 
     async def settings(_exchange: Exchange, _found: Found) -> Response:
-        return JsonResponse({"may_load": gateway.settings.offers_load}, headers=PAGE_HEADERS)
+        return JsonResponse({"may_load": gateway.settings.console_load}, headers=PAGE_HEADERS)
 
     async def to_docs(_exchange: Exchange, _found: Found) -> Response:
         return RedirectResponse("/docs")

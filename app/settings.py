@@ -14,8 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.config.document import words_of
+from app.core.errors import Unusable
 from app.core.text import is_loopback, nearest_of
-from app.triton.connect import DEFAULT_KIND, Kind, addresses_of
+from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -52,7 +53,6 @@ def _origin_of(url: str) -> str | None:
 PREFIX = "GATEWAY_"
 DEFAULT_CONFIG = Path("gateway.yaml")
 DEFAULT_REPOSITORY = Path("triton_models")
-EMBEDDED_SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 
 _SERVICE_LINK = re.compile(
     r"GATEWAY_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
@@ -64,7 +64,7 @@ _WEB = re.compile("https?://")
 _HAS_PORT = re.compile(r":\d{1,5}\Z")
 
 
-class SettingsError(Exception):
+class SettingsError(Unusable):
     """At least one setting is unknown or invalid. The message names each of them."""
 
 
@@ -75,7 +75,9 @@ def _triton_url(value: str) -> str:
             raise ValueError(f"write {rest.rstrip('/')} without {scheme}://, with Triton's gRPC port, usually 8001")
         if not address.startswith("unix:") and not _HAS_PORT.search(address):
             raise ValueError(f"'{address}' has no port: Triton's gRPC port is usually 8001")
-    addresses_of(value)
+        host, _, port = address.rpartition(":")
+        if address == "unix:" or not (address.startswith("unix:") or (host and 0 < int(port) < 65536)):
+            raise ValueError(f"'{address[:100]}' is not an address; expected host:port or unix:/path")
     return value
 
 
@@ -107,9 +109,7 @@ def _image_host(host: str) -> str:
 
 
 def _switch(value: Any) -> Any:
-    """Accepts the usual words for a boolean. None stays."""
-    if value is None:
-        return None
+    """Accepts the usual words for a boolean."""
     text = str(value).lower()
     return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
 
@@ -121,6 +121,15 @@ _LIST = (
     ),
 )
 """A text with commas."""
+
+
+def _is_embedded(given: dict[str, Any]) -> bool:
+    return bool(given.get("embedded"))
+
+
+def _is_development(given: dict[str, Any]) -> bool:
+    """Whether the gateway starts Triton itself, and only this machine can call it, without keys."""
+    return _is_embedded(given) and given.get("api_keys_file") is None and is_loopback(given.get("host", ""))
 
 
 class Settings(BaseSettings):
@@ -136,8 +145,8 @@ class Settings(BaseSettings):
         "127.0.0.1:8001",
         description="Triton's gRPC address, host:port or unix:/path; several: with commas, or one DNS name",
     )
-    grpc: Kind = Field(
-        DEFAULT_KIND, description="gRPC client for the calls to Triton: the gateway's own (asyncio), or grpcio"
+    grpc: Literal["asyncio", "grpcio"] = Field(
+        "asyncio", description="gRPC client for the calls to Triton: the gateway's own (asyncio), or grpcio"
     )
     triton_metrics_url: str | None = Field(None, description="Triton's Prometheus page, relayed at /metrics/triton")
     triton_ca: str | None = Field(
@@ -148,14 +157,14 @@ class Settings(BaseSettings):
     triton_token_file: Path | None = Field(
         None, description="file of a bearer token that each call to Triton carries; read again when it changes"
     )
-    triton_repair: bool | None = Field(
-        None, description="reload a model whose Python process died (true for --embedded)"
-    )
     config: Path | None = Field(
         None,
         description="the file that declares the pipelines; without a file, every ready model is served under its name",
     )
     embedded: bool = Field(False, description="start Triton together with the gateway")
+    triton_repair: bool = Field(
+        default_factory=_is_embedded, description="reload a model whose Python process died (true for --embedded)"
+    )
     embedded_repository: Path = Field(DEFAULT_REPOSITORY, description="the embedded Triton's model repository")
     embedded_venv: Path = Field(Path(".venv-triton"), description="the Python environment of its models")
     api_keys_file: Path | None = Field(
@@ -191,8 +200,8 @@ class Settings(BaseSettings):
         256 * 1024 * 1024, ge=1024 * 1024, description="limit of the events kept for resumable streams, in bytes"
     )
     max_kept_streams: int = Field(20_000, ge=1, description="limit of resumable streams, running and ended")
-    shared_memory_bytes: int | None = Field(
-        None,
+    shared_memory_bytes: int = Field(
+        default_factory=lambda given: 256 * 1024 * 1024 * _is_embedded(given),
         ge=0,
         description="bytes of shared memory for large tensors to and from Triton (0: off; 256 MiB for --embedded)",
     )
@@ -214,8 +223,9 @@ class Settings(BaseSettings):
         10.0, gt=0, le=3600, description="time without progress after which a slow client's stream ends, in seconds"
     )
     console: bool = Field(True, description="serve the console at /")
-    console_load: bool | None = Field(
-        None, description="the console offers to send a request many times (true for --embedded)"
+    console_load: bool = Field(
+        default_factory=_is_embedded,
+        description="the console offers to send a request many times (true for --embedded)",
     )
     docs: bool = Field(True, description="serve /docs and /openapi.json")
     tokenizers: Path | None = Field(
@@ -230,8 +240,8 @@ class Settings(BaseSettings):
         pattern=r"^https?://[^\s?#]+$",
         description="the OpenTelemetry collector to send spans to (OTLP over HTTP, http://host:4318)",
     )
-    explain: bool | None = Field(
-        None,
+    explain: bool = Field(
+        default_factory=_is_development,
         description="let every caller explain requests with X-Explain, for development; otherwise only the keys "
         "with explain: true (true for --embedded on a loopback address without keys)",
     )
@@ -239,8 +249,8 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="one JSON object a line, or plain text; auto: text if standard error is a terminal"
     )
-    expose_model_errors: Annotated[Literal["false", "true", "oip"] | None, BeforeValidator(_switch)] = Field(
-        None,
+    expose_model_errors: Annotated[Literal["false", "true", "oip"], BeforeValidator(_switch)] = Field(
+        default_factory=lambda given: "true" if _is_development(given) else "false",
         description="show callers Triton's message about a failed model: true, for development, or oip: only under "
         "/v2, where Triton shows it too (true for --embedded on a loopback address without keys)",
     )
@@ -258,35 +268,7 @@ class Settings(BaseSettings):
 
     @property
     def is_development(self) -> bool:
-        """Whether the gateway starts Triton itself, and only this machine can call it, without keys."""
-        return self.embedded and self.api_keys_file is None and is_loopback(self.host)
-
-    @property
-    def explains(self) -> bool:
-        """``explain``; the default is true for development."""
-        return self.is_development if self.explain is None else self.explain
-
-    @property
-    def exposed_model_errors(self) -> str:
-        """``expose_model_errors``; the default is ``true`` for development."""
-        return self.expose_model_errors or ("true" if self.is_development else "false")
-
-    @property
-    def repairs_triton(self) -> bool:
-        """``triton_repair``; the default is true if the gateway starts Triton itself."""
-        return self.embedded if self.triton_repair is None else self.triton_repair
-
-    @property
-    def offers_load(self) -> bool:
-        """``console_load``; the default is true if the gateway starts Triton itself: then it is for development."""
-        return self.embedded if self.console_load is None else self.console_load
-
-    @property
-    def shared_memory_limit(self) -> int:
-        """In bytes: ``shared_memory_bytes``; the default is above 0 if the gateway starts Triton itself."""
-        if self.shared_memory_bytes is not None:
-            return self.shared_memory_bytes
-        return EMBEDDED_SHARED_MEMORY_BYTES if self.embedded else 0
+        return _is_development(vars(self))
 
     @property
     def traces_url(self) -> str | None:
@@ -296,12 +278,12 @@ class Settings(BaseSettings):
     @property
     def receives_spans(self) -> bool:
         """Whether some caller may explain requests, now or after a change of the keys: then Triton sends its spans."""
-        return self.workers == 1 and (self.explains or self.api_keys_file is not None)
+        return self.workers == 1 and (self.explain or self.api_keys_file is not None)
 
     @property
     def without_effect(self) -> str:
         """What is set but has no effect with this number of workers, for the log; empty if nothing is."""
-        is_ignored = bool(self.explain) and self.workers > 1
+        is_ignored = self.explain and "explain" in self.model_fields_set and self.workers > 1
         return "GATEWAY_EXPLAIN has no effect: explanations need GATEWAY_WORKERS=1" if is_ignored else ""
 
     @property
@@ -350,6 +332,48 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> S
     except ValidationError as exc:
         wrong = [f"{PREFIX}{str(each['loc'][0]).upper()} is wrong: {words_of(each)}" for each in exc.errors()]
         raise SettingsError("\n".join(wrong)) from exc
+
+
+SYSTEM = "system"
+"""A value of ``GATEWAY_TRITON_CA``: the authorities that the operating system trusts."""
+
+
+def credentials_of(settings: Settings) -> Credentials:
+    files, authorities = None, settings.triton_ca
+    if authorities is not None:
+        path = None if authorities == SYSTEM else Path(authorities)
+        files = TlsFiles(path, settings.triton_cert, settings.triton_key)
+    return Credentials(files, settings.triton_token_file)
+
+
+def check_credentials(settings: Settings) -> Credentials:
+    """Raises SettingsError for settings that do not fit together, and for files that cannot be used."""
+    addresses = [each.strip() for each in settings.triton_url.split(",")]
+    has_certificate, has_tls = settings.triton_cert is not None, settings.triton_ca is not None
+    are_local = [each.startswith("unix:") or is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses]
+    complaint = ""
+    if has_certificate != (settings.triton_key is not None):
+        complaint = "TRITON_CERT and GATEWAY_TRITON_KEY belong together: set both, or none"
+    elif has_certificate and not has_tls:
+        complaint = f"TRITON_CERT needs GATEWAY_TRITON_CA: a file of authorities, or '{SYSTEM}'"
+    elif settings.embedded and (has_tls or settings.triton_token_file):
+        complaint = "TRITON_CA and GATEWAY_TRITON_TOKEN_FILE are not for the embedded Triton, which is on this machine"
+    elif has_tls and any(each.startswith("unix:") for each in addresses):
+        complaint = "TRITON_CA is not for an address that begins with unix:"
+    elif settings.triton_token_file is not None and not has_tls and not all(are_local):
+        away = addresses[are_local.index(False)]
+        complaint = f"TRITON_TOKEN_FILE: the token would travel to {away} unencrypted; set GATEWAY_TRITON_CA"
+    if complaint:
+        raise SettingsError(f"{PREFIX}{complaint}")
+    credentials = credentials_of(settings)
+    try:
+        if credentials.tls is not None:
+            credentials.tls.context()
+        if credentials.token_file is not None:
+            token_in(credentials.token_file)
+    except CredentialsUnusable as exc:
+        raise SettingsError(f"a file of credentials for Triton cannot be used: {exc}") from exc
+    return credentials
 
 
 def is_service_link(name: str, value: str) -> bool:

@@ -10,8 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
+import app.process.gateway  # noqa: F401 - each layer adds its errors to the table
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.api.sessions.open_sessions import metrics_of_sessions
@@ -38,7 +38,9 @@ overrides its variable. `check` and `key` read no settings.
 | 1 | `check` found an error, or with `--strict` a warning; or the gateway failed unexpectedly |
 | 2 | the command line, a setting, a file, a port or a server cannot be used; the message says which |
 """
-SETTINGS = "Each [setting](settings.md) is an option: `GATEWAY_MAX_BODY_BYTES=1000000` is `--max-body-bytes 1000000`.\n"
+SETTINGS = """Each [setting](settings.md) is an option: `GATEWAY_MAX_BODY_BYTES=1000000` is `--max-body-bytes 1000000`.
+One that is true or false also has `--no-NAME`: `GATEWAY_DOCS=false` is `--no-docs`.
+"""
 
 
 Row = tuple[str, ...]
@@ -92,11 +94,11 @@ def rows_of_settings() -> Iterator[Row]:
 
 
 def default_text(field: FieldInfo) -> str:
-    """Empty: the value is not set."""
+    """Empty: the value is not set, or depends on others."""
     default = field.default
-    if default is PydanticUndefined:
+    if field.is_required():
         return "required"
-    if default is None or default in ("", (), [], {}):
+    if field.default_factory or default is None or default in ("", (), [], {}):
         return ""
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
@@ -163,8 +165,8 @@ def section_of(command: argparse.ArgumentParser, text: str) -> str:
 
 
 def arguments_of(command: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The arguments of a command, without ``--help``."""
-    return [each for each in command._actions if not isinstance(each, argparse._HelpAction)]
+    """The arguments of a command, without ``--help`` and hidden ones."""
+    return [each for each in command._actions if argparse.SUPPRESS not in (each.default, each.help)]
 
 
 def row_of(argument: argparse.Action) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from app.check import FileTaken, write_draft
+from app.check import write_draft
+from app.core.errors import Unusable
 from app.cli import main
 from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines.file import read_gateway_file
@@ -381,12 +382,12 @@ def test_names_that_yaml_would_read_as_values_are_quoted(tmp_path: Path, name: s
 
 def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_text("mine")
-    with pytest.raises(FileTaken, match="already exists"):
+    with pytest.raises(Unusable, match="already exists"):
         drafted(tmp_path, model("X FP32 [4]", "Y FP32 [4]", name="m"))
     assert (tmp_path / "gateway.yaml").read_text() == "mine"
 
 
 def test_without_a_usable_model_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(FileTaken, match="has no ready model"):
+    with pytest.raises(Unusable, match="has no ready model"):
         drafted(tmp_path)
     assert not (tmp_path / "gateway.yaml").exists()

@@ -25,7 +25,7 @@ FREE_PORTS = ("--port=0", "--admin-port=0")
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes to an empty folder without ``gateway.yaml``, and keeps pytest's logging."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)
+    monkeypatch.setattr("app.observability.log.configure_logging", lambda level, style: None)
 
 
 def printed_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -196,7 +196,9 @@ def test_models_without_a_running_triton_is_status_2(
 async def test_models_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(FakeTriton(ready={"ocr": "READY", "broken": "UNAVAILABLE"})) as triton:
         await cli.show_models(cli.Settings(triton_url=triton.url))
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines]
     assert any("ocr" in row and "python" in row and "yes" in row for row in rows)
     assert any("broken" in row and "no" in row for row in rows)
 

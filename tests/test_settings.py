@@ -43,6 +43,7 @@ def test_the_defaults() -> None:
         ("image_hosts", "a.example, b.example:8443", ("https://a.example", "https://b.example:8443")),
         ("image_hosts", "http://a.example,https://b.example", ("http://a.example", "https://b.example")),
         ("triton_url", "unix:/run/x.sock", "unix:/run/x.sock"),
+        ("triton_url", "a:1, unix:/b:2,[::1]:2", "a:1, unix:/b:2,[::1]:2"),
         ("expose_model_errors", "oip", "oip"),
         ("expose_model_errors", "True", "true"),
         ("expose_model_errors", "1", "true"),
@@ -92,10 +93,10 @@ def test_errors_of_models_and_explanations_are_shown_during_development(
 ) -> None:
     settings = read_settings({}, flags)
     shown = "true" if is_development else "false"
-    assert (settings.explains, settings.exposed_model_errors) == (is_development, shown)
+    assert (settings.explain, settings.expose_model_errors) == (is_development, shown)
     for chosen in (True, False):
         settings = read_settings({}, {**flags, "explain": chosen, "expose_model_errors": "oip"})
-        assert (settings.explains, settings.exposed_model_errors) == (chosen, "oip")
+        assert (settings.explain, settings.expose_model_errors) == (chosen, "oip")
 
 
 def test_flags_override_variables() -> None:
@@ -144,6 +145,7 @@ def test_an_unknown_variable_gets_a_suggestion() -> None:
         ("IMAGE_HOSTS", "https://user@a.example"),
         ("CORS_HEADERS", "X-Tenant,x-*"),
         ("CORS_HEADERS", "X-Tenant: 1"),
+        *(("TRITON_URL", url) for url in ("a", "a:", "a:0", "a:65536", "a:1,,b:2", ":1", "unix:", "a:1,http://b")),
     ],
 )
 def test_an_invalid_value_is_reported_but_not_repeated(name: str, text: str) -> None:

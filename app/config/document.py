@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from app.core.aio import Backoff
+from app.core.errors import Unusable
 from app.core.files import Stamp, read_regular_file, stamp_of
 from app.core.text import LONGEST_NAME, nearest
 
@@ -38,7 +39,7 @@ KeyPath = tuple[str, ...]
 Lines = dict[KeyPath, int]
 
 
-class ConfigError(Exception):
+class ConfigError(Unusable):
     """A file cannot be used; the message has a line for each complaint."""
 
 

@@ -94,8 +94,12 @@ class UpstreamError:
     message: str
 
 
+class Unusable(Exception):
+    """A setting, a file, a port or a server cannot be used. The message is for the user at the terminal."""
+
+
 class GatewayError(Exception):
-    """The base class.
+    """The base class of the errors of requests.
 
     Callers see ``detail`` and ``hint``: they never contain values of the request, and names only as ``shown`` returns
     them. A model's message is part of them only if the operator exposes it.

@@ -32,9 +32,9 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import CompileContext
 from app.pipelines.run import Canceller
 from app.process.supervision import Supervisor, connections_within, watch_open_files
-from app.process.tritons import Servers, Triton, credentials_of
+from app.process.tritons import Servers, Triton
 from app.routes import DIALECTS, Gateway
-from app.settings import DEFAULT_CONFIG, Settings
+from app.settings import DEFAULT_CONFIG, Settings, credentials_of
 from app.streams.store import StreamStore
 from app.triton.grpc_errors import is_dead_process
 
@@ -214,7 +214,7 @@ async def open_gateway(
 def layers_of(settings: Settings, inference: Inference, limits: Limits, share: Share) -> list[Layer]:
     """The features of requests. Each has a folder of its own, and this is the only list of them."""
     explained = Explanations(
-        is_on=settings.receives_spans, for_everyone=settings.explains, collector_url=settings.traces_url
+        is_on=settings.receives_spans, for_everyone=settings.explain, collector_url=settings.traces_url
     )
     return [Idempotency(), explained, Sessions(inference, limits, share)]
 
@@ -228,8 +228,8 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServe
         CompileContext(
             timeout_s=settings.timeout_s,
             early_exit_key=key,
-            exposes_errors=settings.exposed_model_errors == "true",
-            exposes_oip_errors=settings.exposed_model_errors != "false",
+            exposes_errors=settings.expose_model_errors == "true",
+            exposes_oip_errors=settings.expose_model_errors != "false",
             tokenizers=settings.tokenizers,
         ),
         triton.grpc_url,

@@ -32,10 +32,10 @@ from app.pipelines.file import read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
 from app.process.gateway import open_gateway
 from app.process.supervision import LAST_BYTES_S, ShutdownRequested, Supervisor, first_of, listening, serving, url_of
-from app.process.tritons import check_credentials, running_triton
+from app.process.tritons import running_triton
 from app.process.workers import PageOfAll, Worker, run_workers
 from app.routes import DIALECTS, create_admin_app, create_app
-from app.settings import PREFIX, Settings, SettingsError
+from app.settings import PREFIX, Settings, SettingsError, check_credentials
 from app.streams.store import KeepLimits, MemoryStore, StreamStore
 
 _log = logging.getLogger(__name__)
@@ -118,11 +118,11 @@ YOUNG_OBJECTS = 10_000
 """New objects after which the garbage collector looks for cycles."""
 
 
-async def serve(settings: Settings, worker: Worker | None = None) -> None:
+async def serve(settings: Settings, worker: Worker | None = None) -> int:
     """Runs until SIGTERM, SIGINT or SIGHUP. ``worker``: if this process is one of several on the same ports.
 
-    Raises ListeningPortTaken, ConfigError, SettingsError or EmbeddedTritonError before anything is served, and
-    BackgroundTaskFailed at the end if a background task ended unexpectedly.
+    Returns the exit status: 1 if a background task ended unexpectedly. Raises Unusable or EmbeddedTritonError before
+    anything is served.
     """
     supervisor = Supervisor()
     supervisor.listen_to_signals()
@@ -133,7 +133,7 @@ async def serve(settings: Settings, worker: Worker | None = None) -> None:
                 await run_workers(settings, supervisor, stack)
             else:
                 await _run_gateway(settings, worker, supervisor, stack)
-    supervisor.raise_if_failed()
+    return int(supervisor.has_failed)
 
 
 async def _run_gateway(

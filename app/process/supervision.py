@@ -18,16 +18,13 @@ from typing import Any, TypeVar, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from app.core.errors import Unusable
 from app.http1.protocol import ConnectionLimit, HttpConnection
 from app.settings import PREFIX
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-
-class BackgroundTaskFailed(Exception):
-    """A background task ended unexpectedly. The log has its traceback."""
 
 
 class ShutdownRequested(Exception):
@@ -44,7 +41,8 @@ class Supervisor:
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.hurried = asyncio.Event()
-        self._has_failed = False
+        self.has_failed = False
+        """Whether a task ended unexpectedly."""
 
     def request(self) -> None:
         (self.hurried if self.requested.is_set() else self.requested).set()
@@ -80,8 +78,8 @@ class Supervisor:
             if is_stopping and error is None:
                 return
             _log.critical("the background task '%s' ended unexpectedly; shutting down", name, exc_info=error)
-            if not self._has_failed:
-                self._has_failed = True
+            if not self.has_failed:
+                self.has_failed = True
                 self.request()
 
         task.add_done_callback(check)
@@ -91,11 +89,6 @@ class Supervisor:
             is_stopping = True
             (stop or task.cancel)()
             await asyncio.wait({task})
-
-    def raise_if_failed(self) -> None:
-        """Raises BackgroundTaskFailed."""
-        if self._has_failed:
-            raise BackgroundTaskFailed
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any] | asyncio.Task[Any], timeout_s: float | None = None) -> None:
@@ -127,13 +120,9 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class ListeningPortTaken(Exception):
-    """The gateway cannot listen on a port. The message names the setting."""
-
-
 @contextmanager
 def listening(host: str, port: int, setting: str, *, shares_port: bool = False) -> Iterator[socket.socket]:
-    """A listening socket, closed at the end of the block. Raises ListeningPortTaken.
+    """A listening socket, closed at the end of the block. Raises Unusable.
 
     It listens at once, because two sockets can be bound to the same port as long as neither listens.
     ``shares_port``: the kernel distributes the connections over all sockets of this user that share the port.
@@ -145,7 +134,7 @@ def listening(host: str, port: int, setting: str, *, shares_port: bool = False) 
 
 @contextmanager
 def reserved(host: str, port: int, setting: str) -> Iterator[int]:
-    """Reserves a port for the sockets of other processes that share it. Raises ListeningPortTaken."""
+    """Reserves a port for the sockets of other processes that share it. Raises Unusable."""
     with listening(host, port, setting) as first:  # fails if the port is taken, also by sockets that share it
         port = int(first.getsockname()[1])
     with _bound(host, port, setting, shares_port=True):
@@ -153,7 +142,7 @@ def reserved(host: str, port: int, setting: str) -> Iterator[int]:
 
 
 def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
-    """Raises ListeningPortTaken, which names all ports that are taken and ports to use.
+    """Raises Unusable, which names all ports that are taken and ports to use.
 
     ``ports``: by the name of the setting.
     """
@@ -164,7 +153,7 @@ def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
         try:
             with listening(host, port, setting):
                 pass
-        except ListeningPortTaken as exc:
+        except Unusable as exc:
             taken.append(str(exc))
     if taken:
         flags = []
@@ -173,11 +162,11 @@ def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
                 flag = setting.removeprefix(PREFIX).lower().replace("_", "-")
                 flags.append(f"--{flag} {free.getsockname()[1]}")
         taken.append(f"Stop the other process, or use other ports: {' '.join(flags)}")
-        raise ListeningPortTaken("\n".join(taken))
+        raise Unusable("\n".join(taken))
 
 
 def _bound(host: str, port: int, setting: str, *, shares_port: bool) -> socket.socket:
-    """Raises ListeningPortTaken."""
+    """Raises Unusable."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -186,7 +175,7 @@ def _bound(host: str, port: int, setting: str, *, shares_port: bool) -> socket.s
         listener.bind((host, port))
     except OSError as exc:
         listener.close()
-        raise ListeningPortTaken(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
+        raise Unusable(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
     return listener
 
 

@@ -1,8 +1,7 @@
 """Opens the Tritons that the gateway calls, each with everything that belongs to its address.
 
-``credentials_of`` has what the gateway and a Triton that is not local prove to each other. ``running_triton`` yields
-the Triton to call, and runs the embedded Triton for the duration of its block. ``Servers`` opens the calls.
-``run_triton`` is the command ``triton-gateway triton``, which runs only the wheel's Triton.
+``running_triton`` yields the Triton to call, and runs the embedded Triton for the duration of its block. ``Servers``
+opens the calls. ``run_triton`` is the command ``triton-gateway triton``, which runs only the wheel's Triton.
 """
 
 import asyncio
@@ -11,14 +10,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from app.admission.admission import WHOLE, Share
 from app.core.engine import CallObserver, InferenceServer
 from app.core.errors import GatewayError
-from app.core.text import is_loopback
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
 from app.observability.log import LoggedCall, say
@@ -28,58 +25,16 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of
 from app.pipelines.pipeline import Pipeline
 from app.process.supervision import ShutdownRequested, Supervisor, url_of
-from app.settings import PREFIX, Settings, SettingsError
+from app.settings import PREFIX, Settings, credentials_of
 from app.shared_memory.leases import SharedMemory
 from app.triton.cancellation import PacedCancels
 from app.triton.connect import MAX_MESSAGE_BYTES, addresses_of, is_name, open_transport, registry_of
-from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 from app.triton.fleet.balancer import Balancer, TritonServer
 from app.triton.fleet.pool import ServerPool
 from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
 from app.triton.health.health_watch import Canary, HealthWatch, Restart, Turn, alone
 from app.triton.repository import served_repository
 from app.triton.triton_engine import TritonEngine
-
-SYSTEM = "system"
-"""A value of ``GATEWAY_TRITON_CA``: the authorities that the operating system trusts."""
-
-
-def credentials_of(settings: Settings) -> Credentials:
-    files, authorities = None, settings.triton_ca
-    if authorities is not None:
-        path = None if authorities == SYSTEM else Path(authorities)
-        files = TlsFiles(path, settings.triton_cert, settings.triton_key)
-    return Credentials(files, settings.triton_token_file)
-
-
-def check_credentials(settings: Settings) -> None:
-    """Raises SettingsError for settings that do not fit together, and for files that cannot be used."""
-    addresses = [each.strip() for each in settings.triton_url.split(",")]
-    has_certificate, has_tls = settings.triton_cert is not None, settings.triton_ca is not None
-    are_local = [each.startswith("unix:") or is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses]
-    complaint = ""
-    if has_certificate != (settings.triton_key is not None):
-        complaint = "TRITON_CERT and GATEWAY_TRITON_KEY belong together: set both, or none"
-    elif has_certificate and not has_tls:
-        complaint = f"TRITON_CERT needs GATEWAY_TRITON_CA: a file of authorities, or '{SYSTEM}'"
-    elif settings.embedded and (has_tls or settings.triton_token_file):
-        complaint = "TRITON_CA and GATEWAY_TRITON_TOKEN_FILE are not for the embedded Triton, which is on this machine"
-    elif has_tls and any(each.startswith("unix:") for each in addresses):
-        complaint = "TRITON_CA is not for an address that begins with unix:"
-    elif settings.triton_token_file is not None and not has_tls and not all(are_local):
-        away = addresses[are_local.index(False)]
-        complaint = f"TRITON_TOKEN_FILE: the token would travel to {away} unencrypted; set GATEWAY_TRITON_CA"
-    if complaint:
-        raise SettingsError(f"{PREFIX}{complaint}")
-    credentials = credentials_of(settings)
-    try:
-        if credentials.tls is not None:
-            credentials.tls.context()
-        if credentials.token_file is not None:
-            token_in(credentials.token_file)
-    except CredentialsUnusable as exc:
-        raise SettingsError(f"a file of credentials for Triton cannot be used: {exc}") from exc
-
 
 EXPORT_DELAY_MS = 100
 """The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
@@ -217,7 +172,7 @@ class Servers:
         """One Triton and its watch."""
         settings, triton, metrics = self.settings, self.triton, self.metrics
         is_single = triton.is_single
-        health = TritonHealth(self.declarations.of, self._count_fault, may_reload=settings.repairs_triton)
+        health = TritonHealth(self.declarations.of, self._count_fault, may_reload=settings.triton_repair)
         observers: list[CallObserver] = [partial(CountedCall, metrics=metrics, address="" if is_single else address)]
         if settings.traces_url is not None:
             observers.append(partial(traced_call, self.tracer))
@@ -233,7 +188,7 @@ class Servers:
         )
         async with AsyncExitStack() as stack:
             transport = await stack.enter_async_context(transport_of)
-            if is_single and (limit := settings.shared_memory_limit):
+            if is_single and (limit := settings.shared_memory_bytes):
                 shared_memory = SharedMemory(
                     registry_of(transport),
                     limit,

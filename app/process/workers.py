@@ -34,14 +34,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from app.admission.admission import Share
-from app.config.document import ConfigError
 from app.core.aio import Backoff
+from app.core.errors import Unusable
 from app.observability.log import configure_logging
 from app.process.supervision import (
     GRACE_S,
     LAST_BYTES_S,
-    BackgroundTaskFailed,
-    ListeningPortTaken,
     Supervisor,
     reserved,
 )
@@ -60,7 +58,7 @@ START_S = 120.0
 """Time limit for its first heartbeat."""
 END_S = LAST_BYTES_S + GRACE_S + 5.0
 """Time limit for a worker to end after its drain."""
-SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_kept_streams")
+SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_kept_streams", "shared_memory_bytes")
 """Settings that are totals for all workers."""
 STATES = ("starting", "not_ready", "ready")
 BEAT_S = 0.25
@@ -242,7 +240,7 @@ class Worker:
 async def run_workers(settings: Settings, supervisor: Supervisor, stack: AsyncExitStack) -> None:
     """Serves with several processes until a signal arrives, then drains them. Names what needs one process.
 
-    Raises SettingsError, ListeningPortTaken or EmbeddedTritonError, and SystemExit with the status of a worker that
+    Raises Unusable or EmbeddedTritonError, and SystemExit with the status of a worker that
     cannot start.
     """
     check_shares(settings)
@@ -364,9 +362,7 @@ class WorkerPool:
 
 def settings_of_worker(settings: Settings, share: Share) -> Settings:
     """Returns the settings with a worker's part of the limits of the gateway."""
-    shares = {name: share.part(getattr(settings, name)) for name in SHARED_OUT}
-    if settings.shared_memory_limit:
-        shares["shared_memory_bytes"] = share.part(settings.shared_memory_limit)
+    shares = {name: share.part(getattr(settings, name)) for name in SHARED_OUT if getattr(settings, name)}
     return settings.model_copy(update=shares)
 
 
@@ -393,13 +389,10 @@ def main() -> int:
     worker.board.keep_metrics(number)
     configure_logging(settings.log_level, settings.log_format, {"worker": number})
     try:
-        uvloop.run(serve(settings, worker))
-    except (ConfigError, ListeningPortTaken) as exc:
+        return uvloop.run(serve(settings, worker))
+    except Unusable as exc:
         logging.getLogger(__name__).error("%s", exc)
         return 2
-    except BackgroundTaskFailed:
-        return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -63,13 +63,13 @@ SYSTEM_TLS = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
             {"log_level": "warning", "log_format": "text", "log_tensors": "shapes"},
         ),
         ({"gateway": {"tokenizers": "/tokenizers"}}, {"tokenizers": Path("/tokenizers")}),
-        ({}, {"repairs_triton": True, "traces_url": None, "api_keys_file": None}),
+        ({}, {"triton_repair": True, "traces_url": None, "api_keys_file": None}),
         ({"config": {"source": "models"}}, {"config": None}),
-        ({"triton": {"repair": False}}, {"repairs_triton": False}),
+        ({"triton": {"repair": False}}, {"triton_repair": False}),
         (
             {"triton": {"enabled": False, "external": EXTERNAL}},
             {
-                "repairs_triton": False,
+                "triton_repair": False,
                 "triton_url": EXTERNAL["grpcUrl"],
                 "triton_metrics_url": EXTERNAL["metricsUrl"],
             },
@@ -213,7 +213,7 @@ def test_explained_requests_get_the_spans_of_the_sidecar(
     """The gateway forwards them to a collector."""
     values = {"tracing": {"explain": explain, "otlpEndpoint": collector}, "gateway": {"apiKeys": {"secretName": keys}}}
     settings, arguments = settings_of(render(values)), triton_container(render(values))["args"]
-    assert (settings.explains, settings.receives_spans) == (explain == "everyone", receives)
+    assert (settings.explain, settings.receives_spans) == (explain == "everyone", receives)
     url = f"--trace-config=opentelemetry,url=http://127.0.0.1:{settings.admin_port}/v1/traces"
     assert [each for each in arguments if "url=" in each] == [url] * traces
     assert settings.traces_url == (f"{collector}/v1/traces" if collector else None)

@@ -189,7 +189,7 @@ def machine(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> py
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)  # keeps pytest's logging
+    monkeypatch.setattr("app.observability.log.configure_logging", lambda level, style: None)  # keeps pytest's logging
     monkeypatch.setattr(launch_module, "candidates", lambda *_: [Path("/nonexistent")])
     monkeypatch.setattr(launch_module.Interpreter, "runs_models", property(lambda each: tmp_path in each.path.parents))
     monkeypatch.chdir(tmp_path)

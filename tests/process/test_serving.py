@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from app.process.serving import HTTP_PORT, announce, hard_to_try, wrong_address
-from app.process.supervision import RESERVED, ListeningPortTaken, connections_within, listening, reserved
+from app.process.supervision import RESERVED, connections_within, listening, reserved
 from tests.conftest import Require
 from tests.toolkit.models import ensemble, model, pipeline
 from tests.toolkit.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
@@ -151,12 +151,12 @@ def test_a_port_belongs_to_one_socket_until_its_block_ends() -> None:
         port = first.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), 5) as client:  # before the server runs
             assert client.getpeername() == first.getsockname()
-        taken = pytest.raises(ListeningPortTaken, match=f"GATEWAY_PORT: cannot listen on 127.0.0.1:{port}")
+        taken = pytest.raises(match=f"GATEWAY_PORT: cannot listen on 127.0.0.1:{port}")
         with taken, listening("127.0.0.1", port, "GATEWAY_PORT"):
             pass
     with listening("127.0.0.1", port, "GATEWAY_PORT") as second:
         assert second.getsockname()[1] == port
-    unknown = pytest.raises(ListeningPortTaken, match=r"GATEWAY_PORT: cannot listen on host\.invalid:0")
+    unknown = pytest.raises(match=r"GATEWAY_PORT: cannot listen on host\.invalid:0")
     with unknown, listening("host.invalid", 0, "GATEWAY_PORT"):
         pass
 
@@ -175,7 +175,7 @@ def test_a_reserved_port_is_for_the_sockets_that_share_it() -> None:
         for client in clients:
             client.close()
         for again in (listening("127.0.0.1", port, "GATEWAY_PORT"), reserved("127.0.0.1", port, "X")):
-            with pytest.raises(ListeningPortTaken, match=f"cannot listen on 127.0.0.1:{port}"), again:
+            with pytest.raises(match=f"cannot listen on 127.0.0.1:{port}"), again:
                 pass
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from app.pipelines.catalog import Catalog
-from app.process.tritons import Declarations, check_credentials, credentials_of
-from app.settings import Settings, SettingsError
+from app.process.tritons import Declarations
+from app.settings import Settings, SettingsError, check_credentials, credentials_of
 from app.triton.credentials import TlsFiles
 from tests.toolkit.certificates import Authority
 from tests.toolkit.engine import FakeEngine

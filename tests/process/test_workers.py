@@ -307,12 +307,12 @@ def test_the_shares_add_up_to_the_total(workers: int) -> None:
     """Those of the limits, and of the shared memory with its default. Other settings are unchanged."""
     settings = Settings(workers=workers, max_connections=100, max_bytes_in_flight=268_435_457, embedded=True)
     shares = [settings_of_worker(settings, Share(number, workers)) for number in range(1, workers + 1)]
-    for name in (*SHARED_OUT, "shared_memory_limit"):
+    for name in SHARED_OUT:
         values = [getattr(share, name) for share in shares]
         assert sum(values) == getattr(settings, name)
         assert max(values) - min(values) <= 1
     changed = {name for name in Settings.model_fields if getattr(shares[0], name) != getattr(settings, name)}
-    assert changed == {*SHARED_OUT, "shared_memory_bytes"}
+    assert changed == {*SHARED_OUT}
 
 
 def test_a_share_that_is_too_small_is_an_error() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["app.cli"])
+_forks.set_forkserver_preload(["app.cli", "app.process.serving"])
 _temporary = os.open(tempfile.gettempdir(), os.O_PATH)
 """Open until the end: multiprocessing has a unix socket there, whose address is short only by this descriptor."""
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import uvloop
 
+import app
 from app import __version__
 from app.core.errors import GatewayError, Unusable
 from app.core.text import nearest, nearest_of, printable
@@ -147,7 +148,7 @@ def command_parser() -> argparse.ArgumentParser:
     """docs/reference/command-line.md is written from it."""
     parser = CommandParser(
         prog="triton-gateway",
-        description="A REST and SSE gateway in front of NVIDIA Triton.",
+        description=app.__doc__,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from app.check import write_draft
-from app.core.errors import Unusable
 from app.cli import main
+from app.core.errors import Unusable
 from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines.file import read_gateway_file
 from app.triton.model_folder import MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES, MAX_WIRES

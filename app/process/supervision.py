@@ -148,7 +148,7 @@ def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
     """
     taken = []
     if 0 < min(ports.values()) == max(ports.values()) and len(ports) > 1:
-        raise ListeningPortTaken(f"{' and '.join(ports)} are both {min(ports.values())}: two ports are needed")
+        raise Unusable(f"{' and '.join(ports)} are both {min(ports.values())}: two ports are needed")
     for setting, port in ports.items():
         try:
             with listening(host, port, setting):

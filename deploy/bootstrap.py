@@ -126,7 +126,7 @@ def find_gateway_python() -> Interpreter:
     names = ("python3.13", "python3.14", "python3.12", "python3.11")
     paths = [*machine.candidates(names, outside_checkout()), *machine.paths_in(MANAGED_PYTHONS)]
     require_venv(paths)
-    return machine.choose(paths, machine.inspect, can_run_gateway) or install_python(
+    return machine.choose(paths, can_run_gateway) or install_python(
         "No Python on this machine can run the gateway: it needs Python 3.11 to 3.14. To name one that is not on PATH: "
         "`make run PYTHON=/path/to/python3.12`."
     )
@@ -135,7 +135,7 @@ def find_gateway_python() -> Interpreter:
 def find_models_python() -> Interpreter:
     override = Path(MODELS.chosen) if MODELS.chosen else None
     here = [*machine.candidates(machine.NAMES, outside_checkout()), *machine.paths_in(MANAGED_PYTHONS)]
-    found = machine.choose([override] if override else here, machine.inspect, lambda each: each.runs_models)
+    found = machine.choose([override] if override else here)
     if found is None and override:
         sys.exit(machine.refusal(override))
     return found or install_python(
@@ -164,7 +164,7 @@ def install_uv() -> Path:
 
 def require_venv(paths: list[Path]) -> Interpreter:
     """Returns the first Python of `paths` that can make an environment; its version does not matter."""
-    found = machine.choose(paths, machine.inspect, can_make_environments)
+    found = machine.choose(paths, can_make_environments)
     return found or sys.exit(
         "The setup needs a Python with venv and ensurepip (Debian and Ubuntu: `apt-get install python3-venv`), or name "
         "one: `make run PYTHON=/path/to/python3.12`."

@@ -105,7 +105,7 @@ class Debian:
     def add_mirror(self) -> None:
         """Makes the Python of this machine the only one that uv can install."""
         candidates = [Path(f"/usr/bin/python3.{minor}") for minor in (12, 11)]
-        python = machine.choose(candidates, machine.inspect, lambda each: each.runs_models)
+        python = machine.choose(candidates)
         if python is None:
             raise SystemExit("This machine has no /usr/bin/python3.11 or 3.12 with a shared libpython.")
         write_mirror(python.path, Path(f"{self.root}{MIRROR}"), f"file://{MIRROR}")

@@ -3,6 +3,7 @@
 The file has hashes of the keys, and is read again when it changes. Error messages never contain values of the file.
 """
 
+import asyncio
 import json
 import logging
 import re
@@ -204,7 +205,7 @@ class FollowedKeys:
 
     async def follow(self) -> None:
         """Reloads the file if it changed and is valid."""
-        keys = await self._file.read_if_changed()
+        keys = await asyncio.to_thread(self._file.look)
         if keys is not None:
             self.keys = keys
             _log.info("the file of API keys was reloaded", extra={"keys": len(keys)})

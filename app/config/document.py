@@ -5,7 +5,6 @@ and settings to plain words. ``FollowedFile`` reads a file again, in a thread, w
 changed.
 """
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -314,12 +313,11 @@ class FollowedFile(Generic[Content]):
         self._stamps = {**self.others_of(content), self.path: stamp}
         return content
 
-    async def read_if_changed(self) -> Content | None:
-        """Looks in a thread."""
-        return await asyncio.to_thread(self.look)
-
     def look(self) -> Content | None:
-        """None where nothing changed or the content cannot be used; what failed is retried. Raises nothing."""
+        """None where nothing changed or the content cannot be used; what failed is retried. Raises nothing.
+
+        A slow file system delays it: call it in a thread.
+        """
         stamps = {path: stamp_of(path) for path in (self.path, *self._stamps)}
         if stamps == self._stamps and not (self.has_failed and self._backoff.is_due):
             return None

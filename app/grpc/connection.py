@@ -5,7 +5,6 @@ Sources: PROTOCOL-HTTP2.md of gRPC ("Errors") and http-grpc-status-mapping.md.
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -212,16 +211,6 @@ _CODE_BY_HTTP_STATUS = {
 _CODE_BY_RESET = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
 
 
-def _error_of_trailers(fields: Mapping[bytes, bytes]) -> RpcError:
-    """The error in trailers without the status OK."""
-    number = fields.get(b"grpc-status")
-    if number is None:
-        return _error_of_http(fields.get(b":status", b""))
-    code = STATUSES[int(number)] if number.isdigit() and len(number) < 3 and int(number) < len(STATUSES) else "UNKNOWN"
-    text = unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace")
-    return RpcError(code, text, is_answer=True)
-
-
 def _error_of_http(status: bytes) -> RpcError:
     if status in (b"", b"200"):
         return BrokenExchange("the response has no gRPC status")
@@ -256,8 +245,14 @@ class Http2Call(Http2Stream):
     def received_headers(self, headers: Headers, is_end: bool) -> None:
         if is_end:
             error: RpcError | None = None
-            if (fields := dict(headers)).get(b"grpc-status") != b"0":
-                error = _error_of_trailers(fields)
+            fields = dict(headers)
+            number = fields.get(b"grpc-status")
+            if number is None:
+                error = _error_of_http(fields.get(b":status", b""))
+            elif number != b"0":
+                is_known = number.isdigit() and len(number) < 3 and int(number) < len(STATUSES)
+                text = unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace")
+                error = RpcError(STATUSES[int(number)] if is_known else "UNKNOWN", text, is_answer=True)
             elif not self._reader.is_between_messages:
                 error = BrokenExchange("the response ended inside a message")
             self._end(error)

@@ -156,7 +156,7 @@ class GuardedTriton:
             *(sys.executable, "-I", "-S", _GUARD),
             f"--shm-prefix={launch.shm_prefix}",
             f"--folder={launch.folder}",
-            f"--grace-s={launch.grace_s}",
+            f"--grace-s={launch.options.exit_timeout_s + 2.0}",
             *(f"--env={name}={value}" for name, value in launch.environment().items()),
             "--",
             *launch.command(),

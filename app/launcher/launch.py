@@ -258,11 +258,6 @@ class Launch:
         """The unique prefix of the names of all shared-memory regions of this start."""
         return f"triton_gateway_{self.nonce}_"
 
-    @property
-    def grace_s(self) -> float:
-        """Time for Triton to exit before it is killed: its own exit timeout and a margin."""
-        return self.options.exit_timeout_s + 2.0
-
     def command(self) -> list[str]:
         """The command line of `tritonserver`."""
         options = self.options
@@ -320,7 +315,7 @@ def needs_environment(gateway: Path) -> bool:
 
 def create_environment(venv: Path) -> None:
     """Creates `venv` with a Python of this machine or one that uv installs. Raises `EmbeddedTritonError`."""
-    found = choose(candidates(NAMES, os.environ), inspect, lambda each: each.runs_models)
+    found = choose(candidates(NAMES, os.environ))
     python = ["--python", str(found.path)] if found else ["--python", REQUEST, "--managed-python"]
     try:
         if stderr := _stderr_of_uv("venv", *python, str(venv)):

@@ -131,9 +131,6 @@ class Interpreter:
         return OLDEST <= self.version <= NEWEST and self.library_folder is not None
 
 
-Inspect = Callable[[Path], "Interpreter | None"]
-
-
 def inspect(path: Path) -> Interpreter | None:
     """Queries the interpreter at `path`. Returns None if there is none, or if it fails."""
     try:
@@ -160,10 +157,10 @@ def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Pat
     return [Path(path) for path in dict.fromkeys(found)]
 
 
-def choose(paths: Iterable[Path], inspect: Inspect, suits: Callable[[Interpreter], bool]) -> Interpreter | None:
-    """Returns the first interpreter of `paths` that can be queried and is suitable."""
+def choose(paths: Iterable[Path], suits: Callable[[Interpreter], bool] | None = None) -> Interpreter | None:
+    """Returns the first interpreter of `paths` that can be queried and is suitable: by default, for the models."""
     answers = (inspect(path) for path in paths)
-    return next((found for found in answers if found is not None and suits(found)), None)
+    return next((each for each in answers if each and (suits(each) if suits else each.runs_models)), None)
 
 
 def refusal(unfit: Path | None) -> str:
@@ -204,7 +201,7 @@ def install(uv: Path, folder: Path, environment: Mapping[str, str]) -> Interpret
     require_permission(environment)
     command = [str(uv), "python", "install", "--no-bin", "--no-progress", "--install-dir", str(folder), REQUEST]
     done = subprocess.run(command, env=dict(environment), stderr=subprocess.PIPE, text=True, check=False)
-    found = choose(paths_in(folder), inspect, lambda each: each.runs_models)
+    found = choose(paths_in(folder))
     if done.returncode != 0 or found is None:
         raise PythonUnavailable(reason_of(done.stderr))
     return found

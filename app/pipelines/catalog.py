@@ -275,7 +275,7 @@ class Catalog:
 
     async def follow_file(self) -> None:
         """Takes a changed file: what it leaves out is gone at once, what it changes comes when it can be served."""
-        file = None if self._followed is None else await self._followed.read_if_changed()
+        file = None if self._followed is None else await asyncio.to_thread(self._followed.look)
         if file is not None:
             self._take(file)
 

@@ -235,7 +235,11 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServe
         triton.grpc_url,
     )
     if triton.share.number == 1:
-        _log.info("gateway.yaml: %s", settings.config_path or _without_file(settings.default_config))
+        default = settings.default_config
+        unused = " (./gateway.yaml is used with --config gateway.yaml)" if DEFAULT_CONFIG.exists() else ""
+        hint = unused if default is None else f", until {default.absolute()} exists"
+        none = f"none; serving every ready model under its own name{hint}"
+        _log.info("gateway.yaml: %s", settings.config_path or none)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             text = (
                 "GATEWAY_HOST=%s without GATEWAY_API_KEYS_FILE: everyone who reaches the port can call every pipeline"
@@ -246,14 +250,6 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServe
     if catalog.complaints:
         raise ConfigError("\n".join(catalog.complaints))
     return catalog
-
-
-def _without_file(default: Path | None) -> str:
-    """What is served without ``gateway.yaml``. ``default``: the file that is used as soon as it exists."""
-    if default is not None:
-        return f"none; serving every ready model under its own name, until {default.absolute()} exists"
-    unused = " (./gateway.yaml is used with --config gateway.yaml)" if DEFAULT_CONFIG.exists() else ""
-    return f"none; serving every ready model under its own name{unused}"
 
 
 def browser_rules_of(settings: Settings) -> BrowserRules | None:

@@ -400,15 +400,17 @@ def test_3_10_to_3_12_with_a_shared_library_run_models(version, library_folder, 
     assert interpreter(version, library_folder).runs_models is runs
 
 
-def test_the_first_suitable_interpreter_is_chosen():
+def test_the_first_suitable_interpreter_is_chosen(monkeypatch):
     answers = {
         Path("a"): None,
         Path("b"): interpreter((3, 13)),
         Path("c"): interpreter((3, 11)),
         Path("d"): interpreter((3, 12)),
     }
-    assert choose(answers, answers.get, lambda found: found.runs_models) == answers[Path("c")]
-    assert choose([Path("a")], lambda _: None, lambda found: found.runs_models) is None
+    monkeypatch.setattr("app.launcher.machine.inspect", answers.get)
+    assert choose(answers) == answers[Path("c")]
+    assert choose(answers, lambda found: found.version > (3, 12)) == answers[Path("b")]
+    assert choose([Path("a")]) is None
 
 
 def test_candidates_are_the_current_python_path_and_pyenv_each_once(tmp_path):

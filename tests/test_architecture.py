@@ -71,22 +71,22 @@ MOST_LINES = {
     "config": 350,
     "console": 10,
     "core": 1830,
-    "grpc": 1290,
+    "grpc": 1280,
     "http1": 1300,
-    "launcher": 1270,
+    "launcher": 1260,
     "lint": 650,
     "llm": 1460,
     "observability": 1000,
     "pipelines": 4060,
-    "process": 1470,
+    "process": 1400,
     "sessions": 440,
     "shared_memory": 730,
     "starter": 70,
     "streams": 1510,
-    "triton": 3760,
+    "triton": 3750,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
-MOST_LINES_OUTSIDE_PACKAGES = 1240
+MOST_LINES_OUTSIDE_PACKAGES = 1250
 
 
 def test_the_map_of_the_house_has_at_most_120_lines() -> None:

@@ -141,6 +141,7 @@ def try_commands(suite: str, tests: str) -> bool:
         timed("make run", lambda: debian.run(RUN)),
         timed("pip install and init", lambda: debian.run(INSTALL, network=True)),
         timed("serve --embedded", lambda: debian.run(RUN_INSTALLED)),
+        timed("make tools", lambda: debian.run("make tools", network=True)),
         timed("tests", lambda: debian.run(tests)),
     ]
     return all(succeeded)

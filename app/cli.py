@@ -203,7 +203,7 @@ def command_parser() -> argparse.ArgumentParser:
     for name in ("embedded_repository", "embedded_venv"):
         _add_flag(standalone, name, Path, Settings.model_fields[name].description or "")
     models = commands.add_parser("models", help="list Triton's models in a table")
-    models.set_defaults(command=_models)
+    models.set_defaults(command=lambda given: uvloop.run(show_models(_settings(given))))
     _add_flag(models, "triton_url", str, "Triton's gRPC address")
     key = commands.add_parser("key", help="API keys").add_subparsers(required=True, metavar="COMMAND")
     new = key.add_parser("new", help="print a new key, and its entry for the keys file")
@@ -239,10 +239,7 @@ def _new_key(given: dict[str, Any]) -> int:
 
 
 def _check(given: dict[str, Any]) -> int:
-    """Prints the report and returns the exit status.
-
-    Raises Unusable or GatewayError.
-    """
+    """Prints the report and returns the exit status. Raises Unusable or GatewayError."""
     from app.check import run_check, text_of
 
     credentials, triton = NO_CREDENTIALS, given["triton"]
@@ -311,13 +308,8 @@ def _prepare_models(settings: Settings) -> None:
         create_environment(settings.embedded_venv)
 
 
-def _models(given: dict[str, Any]) -> int:
-    uvloop.run(show_models(_settings(given)))
-    return 0
-
-
-async def show_models(settings: Settings) -> None:
-    """Prints a table: kind, readiness, inputs and outputs. Raises SettingsError."""
+async def show_models(settings: Settings) -> int:
+    """Prints a table: kind, readiness, inputs and outputs. Returns the exit status. Raises SettingsError."""
     from app.triton.fleet.pool import open_engine
 
     rows: list[tuple[str, ...]] = [("model", "kind", "ready", "inputs and outputs")]
@@ -336,6 +328,7 @@ async def show_models(settings: Settings) -> None:
     lines = [line for row in rows for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     _answer("\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines))
+    return 0
 
 
 if __name__ == "__main__":

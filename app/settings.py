@@ -290,8 +290,7 @@ class Settings(BaseSettings):
     def models_venv(self) -> Path:
         """The models' environment; falls back to that of the gateway's checkout, then to the current environment."""
         own = Path(sys.prefix)
-        beside = own.parent / self.embedded_venv
-        return next((venv for venv in (self.embedded_venv, beside) if venv.exists()), own)
+        return next((each for each in (self.embedded_venv, own.parent / self.embedded_venv) if each.exists()), own)
 
     @classmethod
     def settings_customise_sources(
@@ -330,7 +329,11 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> S
     try:
         return Settings(**(source() | dict(flags)))
     except ValidationError as exc:
-        wrong = [f"{PREFIX}{str(each['loc'][0]).upper()} is wrong: {words_of(each)}" for each in exc.errors()]
+        wrong = [
+            f"{PREFIX}{str(each['loc'][0]).upper()} is wrong: {words_of(each)}"
+            for each in exc.errors()
+            if each["type"] != "default_factory_not_called"  # the default depends on a value that is wrong
+        ]
         raise SettingsError("\n".join(wrong)) from exc
 
 

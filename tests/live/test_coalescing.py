@@ -39,13 +39,16 @@ pipelines:
 """
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rows")
+def write_models(folder: Path) -> Path:
     (folder / "good" / "1").mkdir(parents=True)
     (folder / "good" / "config.pbtxt").write_text(CONFIG)
     (folder / "good" / "1" / "model.py").symlink_to(Path(__file__).with_name("rows_model.py"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("rows"))
 
 
 @pytest.fixture(scope="module")

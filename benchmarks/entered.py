@@ -30,7 +30,6 @@ EVENTS = 5
 JSON = {"content-type": "application/json"}
 POST = HttpAsk("/v1/pipelines/bench_identity", json_of(input=[1.5, 2.5, 3.5, 4.5]))
 STREAM = HttpAsk("/v1/pipelines/bench_stream/stream", json_of(count=100, interval_ms=5))
-"""20 events take less time than the shortest period of background work, 0.2 s."""
 CHAT = HttpAsk(
     "/v1/chat/completions",
     json_of(model="bench_llm", messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=400),
@@ -65,8 +64,18 @@ async def run(rounds: int) -> list[Table]:
         }
         for _ in range(WARM):
             await _post(gateway, recorder)
-        found = {name: frozenset.intersection(*[await case() for _ in range(rounds)]) for name, case in cases.items()}
+        found = {
+            name: frozenset.intersection(*[await _once(case) for _ in range(rounds)]) for name, case in cases.items()
+        }
     return [_totals(found), *(_listing(name, entered) for name, entered in found.items())]
+
+
+async def _once(case: Callable[[], Awaitable[Entered]]) -> Entered:
+    """Repeats a case whose events the gateway had sent before they were counted: its client was slow."""
+    for _ in range(10):
+        if entered := await case():
+            return entered
+    raise RuntimeError("the client was too slow for each attempt to count the code that an event enters")
 
 
 async def _post(gateway: httpx.AsyncClient, recorder: Recorder) -> Entered:

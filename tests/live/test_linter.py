@@ -71,8 +71,9 @@ def outcomes(caplog: pytest.LogCaptureFixture, models_venv: Path) -> Outcomes:
             repository,
             models_venv,
             exit_timeout_s=EXIT_S,
-            arguments=("--exit-on-error=false",),
-            read=lambda path: ServedRepository(path, (), is_complete=not completes),
+            read=lambda path: ServedRepository(
+                path, tuple(each.name for each in path.iterdir()), is_complete=not completes
+            ),
         )
         with caplog.at_level(logging.DEBUG, "app.launcher.embedded_triton"):
             triton = await GuardedTriton.start(Launch.prepare(options, Ports.free()))

@@ -33,7 +33,7 @@ from app.api.bodies import check_query
 from app.api.call import Inference
 from app.api.error_table import ErrorForm, problem_response
 from app.api.exchange import ByteBudget, Exchange
-from app.api.openapi import PROBLEMS, ErrorAnswers, Operation, Operations, Visible
+from app.api.openapi import EXPOSED_HEADERS, PROBLEMS, ErrorAnswers, Operation, Operations, Visible
 from app.core.aio import LeakyBucket
 from app.core.answer import WholeAnswer
 from app.core.errors import (
@@ -377,7 +377,6 @@ def host_of(header: str) -> str:
 
 _is_loopback = lru_cache(maxsize=128)(is_loopback)
 
-EXPOSED_HEADERS = ("X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After", "X-Should-Retry")
 READ_HEADERS = (
     *("Authorization", "X-API-Key", "Content-Type", "Last-Event-ID"),
     *("traceparent", "tracestate", "X-Request-Timeout", "X-Request-ID"),

@@ -48,6 +48,7 @@ def answer_headers(*headers: tuple[str, str, bool, Schema]) -> Schema:
     }
 
 
+ON_EVERY_ANSWER = ("X-Request-ID", "Server-Timing")
 _HEADERS: Schema = answer_headers(
     ("X-Request-ID", "The request's id, also in the log", True, TEXT),
     ("Server-Timing", "Milliseconds in the gateway, and in Triton, until the answer began", False, TEXT),
@@ -56,6 +57,8 @@ _HEADERS: Schema = answer_headers(
     ("WWW-Authenticate", "How to send an API key", True, const_of("Bearer")),
     ("Location", "The address of what the request has started", True, {**TEXT, "format": "uri-reference"}),
 )
+EXPOSED_HEADERS = (*(name for name in _HEADERS if name != "WWW-Authenticate"), "X-Should-Retry")
+"""Pages of other origins can read them."""
 ANYWHERE = (errors.InvalidRequest, errors.SlowRequest, errors.HeadersTooLarge, errors.Internal)
 REFUSED = (errors.Unauthenticated, errors.Forbidden)
 """Only if the gateway requires API keys."""
@@ -189,7 +192,7 @@ PROBLEMS = ErrorAnswers("Problem", {MEDIA_TYPE: {"schema": Problem}}, lambda kin
 
 def answer(description: str, content: Schema | None = None, *headers: str) -> Schema:
     """``headers``: in addition to those of every answer."""
-    names = ("X-Request-ID", "Server-Timing", *headers)
+    names = (*ON_EVERY_ANSWER, *headers)
     described = {
         "description": description,
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names},

@@ -143,7 +143,7 @@ class TestCors:
     def check(answer: httpx.Response) -> None:
         assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
         assert answer.headers["vary"] == "Origin"
-        exposed = "X-Request-ID, X-Early-Exit, Server-Timing, Location, Retry-After, X-Should-Retry, "
+        exposed = "X-Request-ID, Server-Timing, X-Early-Exit, Retry-After, Location, X-Should-Retry, "
         exposed += "X-Session-Step, X-Session-Expires-In"
         assert answer.headers["access-control-expose-headers"] == exposed
         assert answer.headers["timing-allow-origin"] == ORIGIN["Origin"]

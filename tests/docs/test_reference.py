@@ -10,9 +10,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from app.api.endpoint import EXPOSED_HEADERS, READ_HEADERS
+from app.api.endpoint import READ_HEADERS
 from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
+from app.api.openapi import EXPOSED_HEADERS
 from app.api.sessions.session_layer import Sessions
 from app.cli import command_parser
 from app.pipelines import llm_spec as spec_module

@@ -44,6 +44,7 @@ def test_the_image_serves_read_only_without_root_or_a_shell(
         "GATEWAY_PORT": str(port),
         "GATEWAY_ADMIN_PORT": str(admin_port),
         "GATEWAY_TRITON_URL": triton.grpc_url,
+        "GATEWAY_CONFIG": "gateway.yaml",
     }
     folder = tmp_path / "bundle"
     with builder.mounted(image) as rootfs:

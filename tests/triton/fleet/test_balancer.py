@@ -289,6 +289,7 @@ class TestModels:
         balancer, _ = balanced(*engines)
         for _ in range(2):
             assert (await balancer.model_config("m")).inputs == PLAIN.inputs
+            assert await balancer.model_ready("m")  # on that server too, which changes nothing
         for _ in range(20):
             await ask(balancer)
         assert len(engines[1].requests) == 0

@@ -241,6 +241,7 @@ class TestStream(Started):
         else:
             await responses.aclose()
         assert self.calls == [("m", "CANCELLED")]
+        assert not self.engine.streams
         assert not self.triton.cancelled.is_set()
         await asyncio.wait_for(self.engine.close(), LONG_S)
         await asyncio.wait_for(self.triton.cancelled.wait(), LONG_S)

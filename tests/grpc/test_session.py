@@ -185,6 +185,19 @@ def test_a_cancelled_stream_is_reset_and_ignored(session: RecordedSession, peer:
     assert stream_id not in session.streams
 
 
+def test_data_of_a_cancelled_stream_returns_to_the_connections_window(session: RecordedSession) -> None:
+    session.receive(SETTINGS)
+    stream_id = session.begin(b"")
+    session.reset(session.streams[stream_id])
+    session.sent()
+    received, half = data_frame(stream_id, bytes(frames.MAX_FRAME_BYTES)), frames.CONNECTION_WINDOW // 2
+    for _ in range(half // frames.MAX_FRAME_BYTES):
+        assert session.events_of(received) == []
+    assert session.sent() == b""
+    session.receive(received)
+    assert session.sent() == window_update(0, half + frames.MAX_FRAME_BYTES)
+
+
 def test_pings_are_acknowledged_in_both_directions(session: RecordedSession, peer: Peer) -> None:
     session.ping(b"12345678")
     peer.server.ping(b"abcdefgh")

@@ -252,11 +252,14 @@ async def test_a_shutdown_does_not_lose_an_unsent_answer() -> None:
         assert (await sent_and_received(port, request("/", method="GET"))).endswith(b"\r\n\r\nhello")
 
 
-async def test_a_malformed_body_does_not_change_a_running_answer(port: int, application: Application) -> None:
+@pytest.mark.parametrize("rest", [b"nonsense\r\n", b"0\r\n\r\n"], ids=["malformed", "complete"])
+async def test_the_rest_of_a_body_does_not_change_a_running_answer(
+    port: int, application: Application, rest: bytes
+) -> None:
     async with connected(port) as (reader, writer):
         writer.write(request("/stream", CHUNKED))
         assert b"connection: close" in await reader.readuntil(b"one\r\n")
-        writer.write(b"nonsense\r\n" + request("/early"))
+        writer.write(rest + request("/early"))
         await asyncio.sleep(0.05)
         application.go_on.set()
         assert await reader.read() == b"3\r\ntwo\r\n0\r\n\r\n"

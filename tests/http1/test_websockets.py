@@ -30,10 +30,12 @@ class Application:
         self.max_bytes = 10 * MIB
         self.message_s = 60.0
         self.ping_s = 60.0
+        self.send_s = 0.2
         self.opened: asyncio.Queue[WebSocket] = asyncio.Queue()
 
     async def __call__(self, scope: Any, _receive: Any, _send: Any) -> None:
-        terms = SocketTerms(self.ping_s, 0.2, 0.2, self.message_s, self.hold, lambda size: self.hold(-size))
+        send_s, release = self.send_s, lambda size: self.hold(-size)
+        terms = SocketTerms(self.ping_s, send_s, send_s, self.message_s, self.hold, release)
         protocol = ServerProtocol(state=OPEN, max_size=8 * MIB)
         received = Headers([(name.decode(), value.decode()) for name, value in scope["headers"]])
         response = protocol.accept(Request("/", received))
@@ -169,8 +171,20 @@ async def test_a_client_is_found_gone_while_reading_is_paused(app: Application, 
     client.transport.abort()
     async with asyncio.timeout(PATIENCE_S):
         await websocket.ended()
+    assert app.held == 0
     with pytest.raises(ClientClosedRequest):
         await websocket.send([b"{}"])
+
+
+async def test_a_client_that_pauses_and_then_reads_stays_connected(app: Application, port: int) -> None:
+    app.send_s = 0.5
+    async with connected(port) as (reader, writer):
+        websocket = await opened_by(app, reader, writer)
+        await websocket.send([bytes(8 * MIB)])
+        assert websocket._connection.flow.write_paused
+        await reader.readexactly(10 + 8 * MIB)
+        await asyncio.sleep(1.2)  # there is nothing that the client could read
+        assert websocket.reason is None
 
 
 async def test_the_close_of_the_gateway_waits_for_the_client(app: Application, port: int) -> None:

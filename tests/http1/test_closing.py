@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,18 @@ async def test_a_client_that_does_not_read_is_disconnected(application: Applicat
             client.settimeout(5)
             received = await asyncio.to_thread(_read_all, client)
     assert received < 32 * MIB
+
+
+async def test_a_client_that_pauses_and_then_reads_gets_the_whole_answer() -> None:
+    async def with_a_late_end(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(8 * MIB), "more_body": True})
+        await asyncio.sleep(1.2)
+        await send({"type": "http.response.body", "body": b"end"})
+
+    async with listening(with_a_late_end, keep_alive_s=0.5) as port, connected(port) as (reader, writer):
+        writer.write(request("/", method="GET"))
+        assert (await reader.read()).endswith(b"3\r\nend\r\n0\r\n\r\n")
 
 
 def _read_all(client: socket.socket) -> int:

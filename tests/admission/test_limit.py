@@ -344,6 +344,10 @@ STORIES: dict[str, list[Step | int]] = {
     ],
     "a late first output stops the growth": [*LATE, 9],
     "the growth begins again after a pause with one stream": [*LATE, ("wait", [], 2.1), 9, ("wait", [], 3.0), 10],
+    "a pause after growth is as short as the first one": [
+        *(*LATE, ("wait", [], 3.0), ("start", [9], 3.0), ("answer", [9], 3.05), 12),
+        *(("start", [10], 3.1), ("answer", [10], 5.0), ("wait", [], 5.9), 11, ("wait", [], 6.0), 12),
+    ],
     "a stream that ends gives its place to one that waits in the model": [
         *(("start", range(8, 16), 0.05), ("end", [0], 5.0)),
         8,

@@ -157,6 +157,15 @@ async def test_the_bounds_of_items_and_bytes_hold() -> None:
     assert max(bench.inner.sizes) == 3
 
 
+@on_a_simulated_clock
+async def test_other_requests_go_before_those_above_the_bounds_of_a_call() -> None:
+    bench = Bench(max_items=2)
+    requests = [*map(bench.request, range(5)), bench.request(5, parameters={"beam": 2})]
+    results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
+    assert are_answers_of(results, range(6))
+    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2], [5], [3, 4]]
+
+
 DIFFERENT: dict[str, Callable[[InferenceRequest], InferenceRequest]] = {
     "model": lambda request: replace(request, model="other"),
     "version": lambda request: replace(request, version="2"),

@@ -24,6 +24,7 @@ from app.shared_memory.regions import (
     Layouts,
     Owner,
     Region,
+    RegionPool,
     is_abandoned,
     remove_leftovers,
     rounded,
@@ -230,6 +231,18 @@ def test_half_of_the_file_system_stays_free(
 def test_sizes_are_rounded_up_by_at_most_a_quarter(size: int) -> None:
     assert size <= rounded(size) <= max(size * 1.25, 256 * 1024)
     assert rounded(size) % 4096 == 0
+
+
+def test_only_free_regions_that_no_call_has_used_since_then_are_retired() -> None:
+    pool, (idle, recent, used) = RegionPool(3), (Region(name, 1) for name in ("idle", "recent", "used"))
+    for region in (idle, recent, used):
+        pool.add(region)
+    pool.give_back(idle)
+    pool.give_back(recent)
+    pool.retire_free((idle.used_at + recent.used_at) / 2)
+    assert (pool.those("free"), pool.those("used"), pool.those("retired")) == ([recent], [used], [idle])
+    pool.retire_free()
+    assert pool.those("retired") == [idle, recent]
 
 
 def files_of(name: str) -> list[Path]:

@@ -105,13 +105,16 @@ async def test_invalid_requests_start_no_stream(api: Served, body: bytes, status
     assert api.engine.requests == []
 
 
-async def test_a_stream_that_its_store_refuses_counts_as_rejected(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_its_store_refuses_is_rejected_and_frees_its_slot(
+    api: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def full(*_: object) -> str:
         raise TooManyRequests("full")
 
     monkeypatch.setattr(api.gateway.store, "keep", full)
     assert (await api.client.post("/v1/streams", json=GOOD)).status_code == 429
     assert counted(api, "write", "stream") == {"rejected": 1}
+    assert api.gateway.inference.admission.model_queues["writer"].running == 0
 
 
 async def test_without_a_store_the_addresses_are_501(api: Served) -> None:

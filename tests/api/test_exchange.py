@@ -115,6 +115,16 @@ async def test_memory_is_released_once_after_the_last_large_request(releases: li
     assert len(releases) == 1, "small requests release nothing"
 
 
+async def test_bytes_that_are_released_before_the_end_are_given_back_once() -> None:
+    budget = ByteBudget(100)
+    exchange = exchange_with(budget=budget)
+    exchange.hold(60)
+    exchange.release(50)
+    assert budget.taken == 10
+    exchange.close()
+    assert budget.taken == 0
+
+
 async def test_the_memory_of_a_body_is_reused_for_the_next_body() -> None:
     budget = ByteBudget(4 * LARGE_BODY_BYTES)
     first = budget.mapping(LARGE_BODY_BYTES)

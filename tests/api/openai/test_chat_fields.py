@@ -253,6 +253,14 @@ async def test_a_required_call_is_wrong_unless_it_is_only_too_long(gateways: Gat
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Li'
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_ends_at_the_limit_within_a_call_says_so(gateways: Gateways, stream: bool) -> None:
+    api = await gateways.of()
+    api.engine.answers = [step(f"{CALL}<tool_call>".encode(), reason=b"length", is_final=True)]
+    answered = read(await ask(api, tools=TOOLS, stream=stream))
+    assert (answered.calls, answered.finish_reason) == (EXPECTED[:1], "length")
+
+
 async def test_definitions_of_several_functions_are_one_list(gateways: Gateways) -> None:
     api = await gateways.of(says=['[{"name": "f", "parameters": {}}]'])
     tools = [

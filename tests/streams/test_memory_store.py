@@ -15,6 +15,7 @@ from app.core.inference import InferenceResponse
 from app.streams import store as store_module
 from app.streams.store import STREAM_BYTES, KeepLimits, KeepQuota, KeptStream, MemoryStore
 from app.streams.stream import ReplayLog, Stream
+from tests.toolkit.simulated_clock import on_a_simulated_clock
 from tests.toolkit.streams import ids, opened, read_all, stream_of
 
 RESUME_S = 0.1
@@ -84,16 +85,19 @@ async def test_no_event_follows_the_terminal_event(store: MemoryStore) -> None:
         await store.reader(stream_id, 5)
 
 
-async def test_an_unread_stream_is_ended_and_then_deleted(store: MemoryStore) -> None:
-    stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
-    await asyncio.wait_for(stream.ended(), 5)
-    assert isinstance(stream.error, StreamCancelled)
-    assert "No client read the stream" in stream.error.detail
-    reader = await opened(store, stream_id)
-    await reader.close()
-    await asyncio.sleep(3 * RESUME_S)
-    with pytest.raises(UnknownStream):
-        await store.reader(stream_id)
+@on_a_simulated_clock
+async def test_an_unread_stream_is_ended_and_deleted_after_as_long_again() -> None:
+    async with running() as store:
+        stream, stream_id = await kept(store, runs_on=True, resume_s=10)
+        await stream.ended()
+        assert isinstance(stream.error, StreamCancelled)
+        assert "No client read the stream" in stream.error.detail
+        for _ in range(2):  # each reader begins the time again
+            await asyncio.sleep(9)
+            assert (await read_all(store, stream_id))[-1].name == "error"
+        await asyncio.sleep(11)
+        with pytest.raises(UnknownStream):
+            await store.reader(stream_id)
 
 
 async def test_a_stream_runs_until_its_last_reader_disconnects(store: MemoryStore) -> None:

@@ -293,6 +293,15 @@ async def test_an_unreadable_entry_ends_only_its_own_stream(redis: RedisServer) 
         stream.end(ClientClosedRequest("The test is over."))
 
 
+async def test_a_store_that_closes_writes_the_last_events_of_ended_streams(redis: RedisServer) -> None:
+    async with running(redis) as other, Redis.from_url(redis.url) as client:
+        async with running(redis) as store:
+            stream, stream_id = await kept(store, 0.1, token(1), 0.1, FINAL)
+            await client.execute_command("CLIENT", "PAUSE", 500)
+            await stream.ended()
+        assert [event.name for event in await read_all(other, stream_id)] == ["output", "done"]
+
+
 async def test_an_unknown_stream_is_404_and_leaves_no_key(redis: RedisServer) -> None:
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         with pytest.raises(UnknownStream):

@@ -349,6 +349,12 @@ def test_a_list_of_texts_has_the_documented_limit() -> None:
     assert BY_BUFFERS.request_of_json(body).inputs[0].shape == (65_536,)
 
 
+def test_a_large_list_may_have_as_many_texts_as_items() -> None:
+    several = pipeline(model("W BYTES [2]", max_batch_size=8), batch={"max_items": 9})
+    body = json.dumps({"W": [["x" * 4096] * 2] * 9}).encode()
+    assert several.request_of_json(body).inputs[0].shape == (9, 2)
+
+
 @pytest.mark.parametrize("deep", [b"[" * 63 + b"]" * 63, b'{"a":' * 63 + b"1" + b"}" * 63, b'"' + b"[" * 99 + b'"'])
 def test_json_values_may_be_64_levels_deep(deep: bytes) -> None:
     assert BY_BUFFERS.request_of_json(b'{"doc": %s}' % deep).inputs[0].array.tolist() == [deep]

@@ -1,6 +1,6 @@
 /** An input for a file to drop, paste, choose or photograph. */
 
-import { html, useEffect, useState } from "./lib.js";
+import { html, useLayoutEffect, useState } from "./lib.js";
 import { Description, FieldError } from "./problem.js";
 
 const IMAGE_URL = /^data:image\/[a-z.+-]+;base64,[A-Za-z0-9+/=]+$/;
@@ -47,9 +47,9 @@ export function FileField({ field, held, error, onChange }) {
     </div>`;
 }
 
-/** Calls `take` with the clipboard of a paste outside text controls, or of files anywhere. */
+/** Calls `take` with the clipboard of a paste outside text controls, or of files anywhere, from when the field is in the page. */
 function usePasted(take) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const pasted = (event) => {
       const isWritten = event.target.closest?.("input:not([type=file]), textarea");
       if (event.clipboardData.files.length || !isWritten) take(event.clipboardData);

@@ -20,7 +20,6 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 import uvloop
 
 import app
-from app import __version__
 from app.core.errors import GatewayError, Unusable
 from app.core.text import nearest, nearest_of, printable
 from app.launcher.launch import create_environment, install_requirements, needs_environment
@@ -152,7 +151,7 @@ def command_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=app.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serving = commands.add_parser(
         "serve",

@@ -97,6 +97,7 @@ class Application:
         self._router = APIRouter(routes=list(self.routes), redirect_slashes=False)
         posts = (each for each in self.routes if isinstance(each, Route) and "POST" in (each.methods or ()))
         self._inference_routes = [each for each in posts if getattr(each.endpoint, "transport", None) is not None]
+        self._beginnings = {"/".join(each.path.split("/")[:3]) for each in self.routes if isinstance(each, Route)}
         self._tracer = None if self.inference.tracer.is_noop else self.inference.tracer
         self._app = self._route if self.cors is None else self.cors(self._route)
 
@@ -164,9 +165,8 @@ class Application:
             return MethodNotAllowed("This address does not accept this method.", hint=hint)
         if exc.status_code == 404:
             hint = self.hints.get(path, self.hints[""])
-            known = {"/".join(each.path.split("/")[:3]) for each in self.routes if isinstance(each, Route)}
             asked = "/".join(path.split("/")[:3])
-            if asked not in known and (near := nearest_of(asked, known, 0.9)):
+            if asked not in self._beginnings and (near := nearest_of(asked, self._beginnings, 0.9)):
                 hint = f"Did you mean {near}? {hint}"
             return NotFound("The gateway serves nothing at this address.", hint=hint)
         return InvalidRequest("The request is malformed.")

@@ -37,12 +37,7 @@ from app.admission.admission import Share
 from app.core.aio import Backoff
 from app.core.errors import Unusable
 from app.observability.log import configure_logging
-from app.process.supervision import (
-    GRACE_S,
-    LAST_BYTES_S,
-    Supervisor,
-    reserved,
-)
+from app.process.supervision import GRACE_S, LAST_BYTES_S, Supervisor, reserved
 from app.process.tritons import Triton, running_triton
 from app.routes import Gateway
 from app.settings import PREFIX, Settings, SettingsError

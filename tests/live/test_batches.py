@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,6 @@ PIPELINES = {
 
 
 gateway = live_gateway(PIPELINES)
-
-
-@pytest.fixture(scope="module")
-def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=30) as session:
-        yield session
 
 
 def ask(client: httpx.Client, pipeline: str, *scripts: dict[str, Any]) -> httpx.Response:

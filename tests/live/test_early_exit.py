@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.some_models import embedded
 from tests.toolkit.events import read_stream
 from tests.toolkit.executions import settled_executions
-from tests.toolkit.processes import LIVE, GatewayProcess, live_gateway, running_gateway
+from tests.toolkit.processes import ROOT, GatewayProcess, embedded, live_gateway, running_gateway
 
 EARLY_EXIT_KEY = "the key of tests"
 """The key of the scripted models' signatures, unless the environment of Triton sets another key."""
@@ -61,14 +59,8 @@ def rules(code: str, *, text: str, list_: str) -> list[dict[str, Any]]:
     ]
 
 
-REFERENCE = yaml.safe_load((LIVE.parents[1] / "gateway.yaml").read_text())["pipelines"]
-exits = live_gateway(pipelines(REFERENCE), early_exit_key=EARLY_EXIT_KEY, drain_s="2")
-
-
-@pytest.fixture(scope="module")
-def client(exits: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=exits.url, timeout=60) as session:
-        yield session
+REFERENCE = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
+gateway = live_gateway(pipelines(REFERENCE), early_exit_key=EARLY_EXIT_KEY, drain_s="2")
 
 
 def ask(client: httpx.Client, pipeline: str, **fields: Any) -> httpx.Response:
@@ -81,9 +73,9 @@ def error(**match: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("pipeline", UNARY)
 def test_errors_and_outputs_of_unary_models_are_exits_but_exceptions_are_not(
-    client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str
+    client: httpx.Client, gateway: GatewayProcess, triton: EmbeddedTriton, pipeline: str
 ) -> None:
-    before, tail_before = counted(exits, pipeline), settled_executions(triton, "scripted_tail")
+    before, tail_before = counted(gateway, pipeline), settled_executions(triton, "scripted_tail")
     for error_fields, reason in REASONS_BY_ERROR.values():
         answer = ask(client, pipeline, error=error(**error_fields))
         assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
@@ -101,13 +93,13 @@ def test_errors_and_outputs_of_unary_models_are_exits_but_exceptions_are_not(
         assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), text
         assert text.strip() not in answer.text
     added = dict.fromkeys(REASONS, 1) | {"exceptions": len(texts)}
-    assert counted(exits, pipeline) == {name: before[name] + count for name, count in added.items()}
+    assert counted(gateway, pipeline) == {name: before[name] + count for name, count in added.items()}
 
 
-def counted(exits: GatewayProcess, pipeline: str) -> dict[str, float]:
+def counted(gateway: GatewayProcess, pipeline: str) -> dict[str, float]:
     """Returns the number of early exits for each reason, and the number of exceptions."""
-    found = {reason: exits.metric("early_exits_total", pipeline=pipeline, reason=reason) for reason in REASONS}
-    return found | {"exceptions": exits.metric("model_exceptions_total", pipeline=pipeline)}
+    found = {reason: gateway.metric("early_exits_total", pipeline=pipeline, reason=reason) for reason in REASONS}
+    return found | {"exceptions": gateway.metric("model_exceptions_total", pipeline=pipeline)}
 
 
 @pytest.mark.parametrize("pipeline", STREAMED)
@@ -126,7 +118,7 @@ def script(outputs: int, **fields: Any) -> dict[str, str]:
     return {"script": json.dumps({"outputs": outputs, "interval_s": 0.02, "then": "error", **fields})}
 
 
-async def read(exits: GatewayProcess, pipeline: str, images: list[bytes]) -> list[dict[str, Any]]:
+async def read(gateway: GatewayProcess, pipeline: str, images: list[bytes]) -> list[dict[str, Any]]:
     """Sends concurrent requests. A busy machine refuses some of them, which are sent again."""
 
     async def answer_of(image: bytes) -> dict[str, Any]:
@@ -135,7 +127,7 @@ async def read(exits: GatewayProcess, pipeline: str, images: list[bytes]) -> lis
         return dict(answer.json())
 
     limits = httpx.Limits(max_connections=len(images))
-    async with httpx.AsyncClient(base_url=exits.url, timeout=60, limits=limits) as session:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60, limits=limits) as session:
         return await asyncio.gather(*map(answer_of, images))
 
 
@@ -151,7 +143,7 @@ def picture_of(word: str) -> bytes:
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
 async def test_concurrent_images_get_their_own_texts_and_exits_skip_the_later_steps(
-    exits: GatewayProcess, triton: EmbeddedTriton, pytestconfig: pytest.Config, pipeline: str, count: int
+    gateway: GatewayProcess, triton: EmbeddedTriton, pytestconfig: pytest.Config, pipeline: str, count: int
 ) -> None:
     words = ("ANCHOR", "BRIDGE", "COPPER", "DRAGON", "FLOWER", "GARDEN", "HAMMER", "ISLAND")
     pictures = {word: picture_of(word) for word in ("", *words)}
@@ -159,12 +151,12 @@ async def test_concurrent_images_get_their_own_texts_and_exits_skip_the_later_st
     unreadable = [], None if pipeline == "ocr" else "no_readable_text"
     expected = {"": ([], "no_text"), "~": unreadable} | {word: ([word], None) for word in words}
     sent = [words[index // 4 % 8] if index % 4 == 0 else "~" if index % 16 == 1 else "" for index in range(64)]
-    answers = await read(exits, pipeline, [pictures[word] for word in sent])
+    answers = await read(gateway, pipeline, [pictures[word] for word in sent])
     for word, answer in zip(sent, answers, strict=True):
         assert (answer["texts"], answer["early_exit"]) == expected[word]
     before = {model: settled_executions(triton, model) for model in ("text_detect", "text_recognize")}
     for _ in range(count):
-        (answer,) = await read(exits, pipeline, [pictures[""]])
+        (answer,) = await read(gateway, pipeline, [pictures[""]])
         assert answer["early_exit"] == "no_text"
     after = {model: settled_executions(triton, model) - earlier for model, earlier in before.items()}
     assert before["text_recognize"] > 0

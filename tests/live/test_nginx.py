@@ -17,11 +17,10 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.triton.connect import Kind
 from tests.conftest import Require
-from tests.live.some_models import config_with
 from tests.toolkit.certificates import Authority
 from tests.toolkit.events import events_in, lines_of
 from tests.toolkit.nginx import GZIP, documented_server, plain_server, running_nginx
-from tests.toolkit.processes import GatewayProcess, StartGateway, free_ports, running_gateway
+from tests.toolkit.processes import GatewayProcess, StartGateway, config_with, free_ports, running_gateway
 from tests.toolkit.waiting import eventually
 
 STREAM = "/v1/pipelines/scripted_patient/stream"

@@ -1,7 +1,6 @@
 """The hints of unclear errors of chains of models, on the real Triton: what a step did wrong, and how to correct it."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 
 from tests.toolkit.broken_repositories import DECOUPLED, Repository
 from tests.toolkit.events import checked, parsed
-from tests.toolkit.processes import GatewayProcess, live_gateway, live_triton
+from tests.toolkit.processes import live_gateway, live_triton
 
 SCRIPT = (Path(__file__).parent / "fault_model.py").read_text()
 NO_ROWS = {
@@ -67,15 +66,8 @@ triton = live_triton(lambda folder: _write_models(Repository(folder)))
 gateway = live_gateway({name: {"model": name, **spec, "timeout_s": 10} for name, spec in FAULTY.items()})
 
 
-@pytest.fixture(scope="module")
-def faulty(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    """A client of a gateway whose models fail as the request defines."""
-    with httpx.Client(base_url=f"{gateway.url}/v1/pipelines/", timeout=30) as client:
-        yield client
-
-
-def ask(faulty: httpx.Client, pipeline: str, **script: object) -> httpx.Response:
-    return faulty.post(pipeline, json={"SCRIPT": json.dumps(script)})
+def ask(client: httpx.Client, pipeline: str, **script: object) -> httpx.Response:
+    return client.post(f"/v1/pipelines/{pipeline}", json={"SCRIPT": json.dumps(script)})
 
 
 WRITER, STREAM_WRITER = "Step 'writer' (its output 'T')", "Step 'stream_writer' (its output 'T')"
@@ -126,37 +118,37 @@ MODEL_ERRORS: list[tuple[str, dict[str, object], str, str]] = [
 
 @pytest.mark.parametrize(("code", "cases"), [("contract_violation", VIOLATIONS), ("model_error", MODEL_ERRORS)])
 def test_the_problem_says_what_a_step_did_wrong(
-    faulty: httpx.Client, code: str, cases: list[tuple[str, dict[str, object], str, str]]
+    client: httpx.Client, code: str, cases: list[tuple[str, dict[str, object], str, str]]
 ) -> None:
     for pipeline, script, detail, hint in cases:
-        answer = ask(faulty, pipeline, **script)
+        answer = ask(client, pipeline, **script)
         problem = answer.json()
         assert (answer.status_code, problem["code"]) == (502, code), (pipeline, script, problem)
         assert (detail in problem["detail"], hint in problem["hint"]) == (True, True), (pipeline, script, problem)
         assert "secret" not in answer.text
 
 
-def test_no_rows_are_an_early_exit_with_the_rule_of_the_hint(faulty: httpx.Client) -> None:
-    hint = ask(faulty, "rows", shape=[0, 3, 4]).json()["hint"]
+def test_no_rows_are_an_early_exit_with_the_rule_of_the_hint(client: httpx.Client) -> None:
+    hint = ask(client, "rows", shape=[0, 3, 4]).json()["hint"]
     assert yaml.safe_load(hint[hint.index("{") :]) == NO_ROWS
-    assert ask(faulty, "rows_exit", shape=[0, 3, 4]).json() == {"Y": [], "early_exit": "no_rows"}
-    assert ask(faulty, "rows_exit", shape=[1, 3, 4]).json() == {"Y": [[0.0] * 4] * 3, "early_exit": None}
+    assert ask(client, "rows_exit", shape=[0, 3, 4]).json() == {"Y": [], "early_exit": "no_rows"}
+    assert ask(client, "rows_exit", shape=[1, 3, 4]).json() == {"Y": [[0.0] * 4] * 3, "early_exit": None}
 
 
-def test_a_fault_in_an_undeclared_call_names_no_model(faulty: httpx.Client) -> None:
-    problem = ask(faulty, "script", omit=True).json()
+def test_a_fault_in_an_undeclared_call_names_no_model(client: httpx.Client) -> None:
+    problem = ask(client, "script", omit=True).json()
     assert not any(name in f"{problem['detail']}{problem['hint']}" for name in NAMES)
 
 
-def test_a_response_sender_ends_the_stream_of_a_model_that_is_not_decoupled(faulty: httpx.Client) -> None:
-    assert ask(faulty, "sender").json() == {"Y": [[[0.0] * 4] * 3]}
-    *outputs, last = checked(parsed(faulty.post("sender/stream", json={"SCRIPT": ""}).text))
+def test_a_response_sender_ends_the_stream_of_a_model_that_is_not_decoupled(client: httpx.Client) -> None:
+    assert ask(client, "sender").json() == {"Y": [[[0.0] * 4] * 3]}
+    *outputs, last = checked(parsed(client.post("/v1/pipelines/sender/stream", json={"SCRIPT": ""}).text))
     assert ([each.data for each in outputs], last.name) == ([{"Y": [[[0.0] * 4] * 3]}], "done")
 
 
-def test_an_unknown_name_in_an_error_is_not_shown(faulty: httpx.Client) -> None:
+def test_an_unknown_name_in_an_error_is_not_shown(client: httpx.Client) -> None:
     text = "unexpected shape for input 'my card is 4111' for model 'sesame'. Expected [1], got [2]. "
-    answer = ask(faulty, "chain", error=["INVALID_ARG", text])
+    answer = ask(client, "chain", error=["INVALID_ARG", text])
     assert answer.json()["code"] == "contract_violation"
     assert "4111" not in answer.text
     assert "sesame" not in answer.text

@@ -13,10 +13,9 @@ import httpx
 import pytest
 
 from tests.console import files
-from tests.live.some_models import embedded
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.events import Event, read_stream
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, embedded, running_gateway
 from tests.toolkit.waiting import eventually
 
 MODELS = (
@@ -52,12 +51,6 @@ def gateway(
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         with running_gateway(folder, **settings) as process:
             yield process
-
-
-@pytest.fixture(scope="module")
-def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=30) as session:
-        yield session
 
 
 class Caller:

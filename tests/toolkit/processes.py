@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from tests.toolkit.forked_gateway import SERVE, ForkedGateway
 from tests.toolkit.waiting import loop_in_a_thread
 
 LIVE = Path(__file__).parents[1] / "live"
+ROOT = LIVE.parents[1]
 START_S = 240.0
 LOG_S = 30.0
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -217,6 +218,31 @@ def configured_gateway(
         yield process
 
 
+def embedded(folder: Path, models_venv: Path, models: Iterable[str], pipelines: Iterable[str]) -> dict[str, str]:
+    """The settings of a gateway with its own Triton, for some of the reference models and scripted models."""
+    repository = folder / "models"
+    repository.mkdir()
+    for name in models:
+        source = LIVE / "models" / name
+        (repository / name).symlink_to(source if source.exists() else ROOT / "triton_models" / name)
+    return {
+        "embedded": "true",
+        "embedded_repository": str(repository),
+        "embedded_venv": str(models_venv),
+        "config": config_with(folder, pipelines),
+    }
+
+
+def config_with(folder: Path, pipelines: Iterable[str]) -> str:
+    """Creates a ``gateway.yaml`` without samples: a gateway with a few pipelines starts fast. Returns its path."""
+    path = folder / "gateway.yaml"
+    known = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
+    known |= yaml.safe_load((LIVE / "gateway.yaml").read_text())["pipelines"]
+    shown = {name: {key: value for key, value in known[name].items() if key != "sample"} for name in pipelines}
+    path.write_text(yaml.safe_dump({"pipelines": shown}))
+    return str(path)
+
+
 def live_triton(write: Callable[[Path], object], *, restarts: bool = False, **options: Any) -> Any:
     """A fixture of a module: a Triton with the models that ``write`` creates in an empty folder."""
 
@@ -273,7 +299,8 @@ def is_free(port: int) -> bool:
     return False
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=30) as session:
+    """A client of the session's gateway, or of the gateway of the module."""
+    with httpx.Client(base_url=gateway.url, timeout=60) as session:
         yield session

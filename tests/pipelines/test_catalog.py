@@ -317,13 +317,6 @@ class TestReloading:
         assert catalog.reload_failed
         assert "Traceback" in caplog.text
 
-    async def test_the_file_is_followed_while_triton_is_down(self, engine: FakeEngine, path: Path) -> None:
-        catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
-        engine.is_up = False
-        write(path, FILE)
-        await catalog.follow_file()
-        assert catalog.entries.keys() == {"p"}
-
     @pytest.mark.parametrize("broken", [b"\xff", b"{{", None], ids=["not UTF-8", "not a template", "deleted"])
     async def test_a_changed_template_is_followed_unless_it_is_broken(self, path: Path, broken: bytes | None) -> None:
         template = path.parent / "chat.jinja"
@@ -402,12 +395,15 @@ class TestAskingTriton:
         assert catalog.is_ready
         assert sorted(engine.asked) == names
 
-    async def test_no_model_is_requested_while_triton_is_down(self, path: Path) -> None:
+    async def test_only_the_file_is_followed_while_triton_is_down(self, path: Path) -> None:
         engine = WaitingEngine.of(PLAIN)
         engine.is_up = False
         catalog = await loaded(engine, path)
         assert engine.asked == []
         assert catalog.entries["p"].state_detail == "Triton does not answer."
+        write(path, FILE.replace("p:", "q:"))
+        await catalog.follow_file()
+        assert catalog.entries.keys() == {"q"}
 
     async def test_a_pipeline_added_during_a_call_is_read_at_the_next(self, path: Path) -> None:
         engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="other"))
@@ -467,17 +463,6 @@ class TestAskingTriton:
             await turn(catalog)
             assert (catalog.triton_is_up, catalog.is_ready, bool(catalog.pipeline("p"))) == (is_up, is_up, True)
         assert [record.message for record in caplog.records] == ["Triton stopped answering", "Triton answers"]
-
-    async def test_readiness_of_models_with_a_file(self, engine: FakeEngine, path: Path) -> None:
-        engine.configs["other"] = dataclasses.replace(PLAIN, name="other")
-        catalog = await loaded(engine, path, FILE + "  q: {model: other}\n")
-        assert catalog.models == {"plain": True, "other": True}
-        engine.unready = {"other"}
-        await turn(catalog)
-        assert catalog.models == {"plain": True, "other": False}
-        write(path, FILE)
-        await turn(catalog)
-        assert catalog.models == {"plain": True}
 
 
 @dataclasses.dataclass

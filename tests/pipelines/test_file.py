@@ -34,11 +34,6 @@ def error_of(path: Path, text: str | bytes) -> str:
     return str(caught.value).replace(f"{path}:", "")
 
 
-def test_the_reference_file_is_valid(pytestconfig: pytest.Config) -> None:
-    file = read_gateway_file(pytestconfig.rootpath / "gateway.yaml")
-    assert {"ocr", "ocr_bls", "write"} <= file.spec.pipelines.keys()
-
-
 def test_a_complaint_has_the_line_of_its_key(path: Path) -> None:
     path.write_text(GOOD)
     file = read_gateway_file(path)
@@ -160,20 +155,6 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_line(
         (path.parent / name).write_bytes(content)
     key, cause = "template" if text is CHAT else "tokenizer", expected.replace("{folder}", str(path.parent / "llama"))
     assert error_of(path, text).startswith(f"7: pipelines.ocr.openai.chat.{key} cannot be read: {cause}")
-
-
-def test_a_tokenizer_folder_is_part_of_the_pipeline(path: Path) -> None:
-    path.write_text(TOKENIZER)
-    folder = path.parent / "llama"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text("{}")
-    files = []
-    for text in ("one", "two", "two"):
-        (folder / "chat_template.jinja").write_text(text)
-        files.append(read_gateway_file(path))
-    specs = [file.spec.pipelines["ocr"] for file in files]
-    assert specs[0] != specs[1] == specs[2]
-    assert {folder / "chat_template.jinja", folder / "tokenizer_config.json"} <= files[0].templates.keys()
 
 
 def test_a_missing_tokenizers_package_is_logged_once(

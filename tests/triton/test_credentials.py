@@ -118,36 +118,19 @@ class TestToken:
             assert await engine.answers()
         assert recording.seen == ["Bearer secret-1"]
 
-    async def test_a_changed_token_is_read_again(
-        self, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "CHECK_S", 0.0)
-        for number in (1, 2):
-            (tmp_path / f"data{number}").mkdir()
-            (tmp_path / f"data{number}" / "token").write_text(f"secret-{number}")
-        (tmp_path / "data").symlink_to("data1")
-        credentials = Credentials(None, tmp_path / "data" / "token")
-        async with serving(recording := _Checking()) as triton, calling(triton.url, kind, credentials) as engine:
-            await engine.answers()
-            (tmp_path / "swap").symlink_to("data2")
-            (tmp_path / "swap").rename(tmp_path / "data")
-            await engine.answers()
-        assert recording.seen == ["Bearer secret-1", "Bearer secret-2"]
-
-    async def test_an_unusable_token_keeps_the_old_one(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    async def test_a_changed_token_is_used_and_an_unusable_one_keeps_the_old(
+        self, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(module, "CHECK_S", 0.0)
         path = tmp_path / "token"
         path.write_text("secret-1")
-        async with (
-            serving(recording := _Checking()) as triton,
-            calling(triton.url, "asyncio", Credentials(None, path)) as engine,
-        ):
-            path.write_text("two words of secret-2")
-            for _ in range(3):
-                await engine.answers()
-        assert recording.seen == ["Bearer secret-1"] * 3
+        credentials = Credentials(None, path)
+        async with serving(recording := _Checking()) as triton, calling(triton.url, kind, credentials) as engine:
+            for text, calls in (("two words of secret-2", 3), ("secret-3", 1)):
+                path.write_text(text)
+                for _ in range(calls):
+                    await engine.answers()
+        assert recording.seen == [*["Bearer secret-1"] * 3, "Bearer secret-3"]
         assert len(caplog.records) == 1
         assert "secret" not in caplog.text
 

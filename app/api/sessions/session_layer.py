@@ -1,9 +1,7 @@
 """``/v1/sessions``: a layer over the pipelines whose requests are steps of sessions."""
 
-import json
 import logging
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypedDict
 
@@ -28,7 +26,7 @@ from app.api.openapi import (
 )
 from app.api.pipelines.pipeline_endpoints import check_is_start, read_inference
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
-from app.api.pipelines.samples import KEY, NO_KEY, javascript_call, parts_of
+from app.api.pipelines.samples import samples_of
 from app.api.sessions.open_sessions import OpenSessions, StepHandler, StepRequest
 from app.api.streaming import StreamResponse
 from app.core import errors
@@ -103,26 +101,9 @@ class Sessions(Layer):
         return {"sessions": spec.session is not None}
 
     def samples_of(self, pipeline: Pipeline, base_url: str, *, with_key: bool) -> dict[str, str] | None:
-        """A session with one step, which is its last."""
         if pipeline.spec.takes_requests:
             return None
-        opening, parts = f"{base_url}/v1/pipelines/{pipeline.name}/sessions", parts_of(pipeline)
-        key, is_last = KEY if with_key else NO_KEY, {"X-Session-End": '"true"'}
-        read_url = shlex.quote('import json, sys; print(json.load(sys.stdin)["url"])')
-        client = ", ".join(filter(None, [f"base_url={base_url!r}", key.python]))
-        return {
-            "curl": f"session=$(curl -s -X POST {shlex.quote(opening)}{key.curl} | python3 -c {read_url})\n"
-            f"{parts.curl_pipe}curl -H 'X-Session-End: true' {shlex.quote(base_url)}$session{key.curl} {parts.curl}",
-            "javascript": f"{parts.imports}{parts.before}"
-            + javascript_call("opened", json.dumps(opening), key.headers)
-            + f"const url = {json.dumps(base_url)} + (await opened.json()).url;\n"
-            + javascript_call("response", "url", is_last | parts.headers | key.headers, parts.body)
-            + "console.log(await response.json());",
-            "python": f"{key.python_import}import httpx\n\nwith httpx.Client({client}) as client:\n"
-            f'    url = client.post({opening!r}).raise_for_status().json()["url"]\n'
-            f'    step = client.post(url, {parts.python}, headers={{"X-Session-End": "true"}})\n'
-            "    print(step.raise_for_status().json())",
-        }
+        return samples_of(pipeline, base_url, with_key=with_key, template="sessions/samples.jinja")
 
     def handler_of(self, exchange: Exchange, pipeline: Pipeline) -> StepHandler | None:
         if pipeline.spec.takes_requests:

@@ -61,7 +61,7 @@ openapi: tools ## generate openapi.json from the running reference pipelines
 reference: tools ## generate the tables of docs/reference and the page of the command line
 	@$(BIN)/python -m deploy.reference
 
-docs: tools ## build the documentation site in site/, with search and without outside assets
+docs: tools ## build the documentation, which the gateway serves at /docs/, in app/site
 	@$(BIN)/python -m deploy.documentation
 
 release: tools ## build the files of a release in dist/ from a tag: TAG=v0.2.0 URL=https://github.com/OWNER/NAME (RELEASING.md)

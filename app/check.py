@@ -142,7 +142,7 @@ def _as_json(finding: Finding) -> dict[str, Any]:
         "step": finding.step,
         "tensor": None if finding.tensor is None else printable(finding.tensor, MAX_TEXT),
         "text": printable(finding.text, MAX_TEXT),
-        "page": f"docs/reference/checks.md#{finding.code}",
+        "page": f"/docs/reference/checks.html#{finding.code}",
     }
 
 
@@ -159,7 +159,8 @@ _HEAD = """\
 # A pipeline is one model or ensemble under a name of its own. Rename fields, and delete what callers should not use.
 # A tensor of bytes (BYTES) is of kind text, image, binary or json. Only its name tells which, so check each guess.
 # Numbers of 8 bits with the dims [-1] may be a file or a text too: kind image, binary or text.
-# Every key: docs/reference/gateway-yaml.md. Check the file: triton-gateway check --triton {url} --config {path}
+# Check the file: triton-gateway check --triton {url} --config {path}
+# Every key: /docs/reference/gateway-yaml.html of the gateway
 """
 
 

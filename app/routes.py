@@ -25,7 +25,17 @@ from app.api.openai import openai_operations as of_openai
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.requests import OpenAIModels, openai_error_response
 from app.api.openai.text_routes import ChatRoute, CompletionsRoute
-from app.api.openapi import CONSOLE, DOCS, PAGE_HEADERS, Documents, Operation, json_answer, show_errors
+from app.api.openapi import (
+    API_PAGE,
+    CONSOLE,
+    PAGE_HEADERS,
+    SITE,
+    Documents,
+    Operation,
+    json_answer,
+    pages_of_docs,
+    show_errors,
+)
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
@@ -109,7 +119,7 @@ def create_app(gateway: Gateway, *, admin_port: int) -> Application:
     documents = Documents(groups, layers, inference.catalog, needs_keys=keys is not None)
     groups.append(pages(documents, gateway))
     routes: list[BaseRoute] = [each.route(keys, group.dialect) for group in groups for each in group.endpoints]
-    routes += [Mount("/docs/assets", DOCS)] if settings.docs else []
+    routes += pages_of_docs(SITE) if settings.docs else []
     routes += [Mount("/console", CONSOLE)] if settings.console else []
     cors = None
     if origins:
@@ -235,7 +245,8 @@ def pages(documents: Documents, gateway: Gateway) -> EndpointGroup:
 
     of_docs = [
         get("/openapi.json", documents.openapi),
-        get("/docs", DOCS.page("docs.html"), key="ignored"),
+        get("/docs", API_PAGE, key="ignored"),
+        *([] if SITE.is_dir() else [get("/docs/", to_docs, key="ignored")]),
         get("/docs/errors", show_errors, key="ignored"),
         get("/docs/errors/{code}", show_errors, key="ignored"),
     ]

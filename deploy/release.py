@@ -55,13 +55,13 @@ def make(tag: str, url: str, root: Path, target: Path) -> None:
     subprocess.run(["tar", "-x"], cwd=SOURCE, input=archive, check=True)
     if f"\n## [{version}]" not in (SOURCE / "CHANGELOG.md").read_text():
         sys.exit(f"CHANGELOG.md of {tag} has no section [{version}]")
-    build(CACHE / "release-site", SOURCE)
+    build(SOURCE / "app" / "site", SOURCE)
     set_version(SOURCE, version)
     set_addresses(SOURCE, url, tag)
     run(sys.executable, "-m", "hatchling", "build", "--directory", target)
     charts = ("helm", "package", "helm/triton-gateway", "--version", version, "--app-version", version)
     run(Path(sys.executable).with_name(charts[0]), *charts[1:], "--destination", target)
-    shutil.make_archive(str(target / f"triton-gateway-site-{version}"), "gztar", CACHE / "release-site")
+    shutil.make_archive(str(target / f"triton-gateway-site-{version}"), "gztar", SOURCE / "app" / "site")
     bom = target / f"triton-gateway-{version}.cdx.json"
     described = ("--pyproject", SOURCE / "pyproject.toml", "--output-reproducible", "--output-file", bom)
     run(tool_environment("sbom") / "cyclonedx-py", "requirements", SOURCE / "requirements/gateway.txt", *described)

@@ -85,7 +85,7 @@ def test_the_json_format(checked) -> None:
         "model": "broken",
         "step": 2,
         "tensor": "mit",
-        "page": "docs/reference/checks.md#unwritten-tensor",
+        "page": "/docs/reference/checks.html#unwritten-tensor",
     }
 
 

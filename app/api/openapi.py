@@ -22,6 +22,7 @@ import msgspec
 from jinja2 import Environment
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Mount
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -310,16 +311,18 @@ PAGE_HEADERS = {
 }
 """The pages show texts of models and callers, so only the gateway's scripts may run. Caches always revalidate."""
 
-_FILE_HEADERS = {**PAGE_HEADERS, "Accept-Ranges": "none"}
-_SHARED = Path(__file__).parent / "static" / "shared"
+_STATIC = Path(__file__).parent / "static"
 
 
 class PageFiles(StaticFiles):
-    """A folder of files, and beside them the files that all pages share."""
+    """A folder of files, and beside them those of other folders."""
 
-    def __init__(self, directory: Path, packages: list[str | tuple[str, str]] | None = None) -> None:
-        super().__init__(directory=directory, packages=packages)
-        self.all_directories.append(_SHARED)
+    policy = PAGE_HEADERS["Content-Security-Policy"]
+
+    def __init__(self, directory: Path, *shared: Path, **options: Any) -> None:
+        """``options``: those of Starlette's class."""
+        super().__init__(directory=directory, **options)
+        self.all_directories += shared
 
     def page(self, name: str) -> "Answering":
         return lambda exchange, _found: self.get_response(name, exchange.scope)
@@ -327,7 +330,8 @@ class PageFiles(StaticFiles):
     def file_response(
         self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        response = _WholeFile(full_path, status_code, _FILE_HEADERS, stat_result=stat_result)
+        headers = {**PAGE_HEADERS, "Content-Security-Policy": self.policy, "Accept-Ranges": "none"}
+        response = _WholeFile(full_path, status_code, headers, stat_result=stat_result)
         is_known = self.is_not_modified(response.headers, Headers(scope=scope))
         return NotModifiedResponse(response.headers) if is_known else response
 
@@ -386,8 +390,23 @@ class Documents:
         return Response(document, media_type=JsonResponse.media_type)
 
 
-DOCS = PageFiles(Path(__file__).parent / "static", packages=[("fastapi_offline", "static")])
-CONSOLE = PageFiles(Path(__file__).parents[1] / "console" / "static")
+class SiteFiles(PageFiles):
+    """The documentation, whose script styles its search with inline styles."""
+
+    policy = PageFiles.policy.replace("style-src", "style-src 'unsafe-inline'")
+
+
+SITE = Path(__file__).parents[1] / "site"
+"""The documentation, which a wheel has. ``make docs`` builds it in a checkout."""
+API_PAGE = PageFiles(_STATIC).page("docs.html")
+CONSOLE = PageFiles(Path(__file__).parents[1] / "console" / "static", _STATIC / "shared")
+
+
+def pages_of_docs(site: Path) -> list[Mount]:
+    """The files of the page ``/docs``, and the pages of the documentation below it."""
+    assets = PageFiles(_STATIC, _STATIC / "shared", site / "assets", packages=[("fastapi_offline", "static")])
+    documentation = [Mount("/docs", SiteFiles(site, html=True))] if site.is_dir() else []
+    return [Mount("/docs/assets", assets), *documentation]
 
 
 _ERRORS = Environment(autoescape=True).from_string(files("app.api").joinpath("errors.html").read_text("utf-8"))

@@ -2,21 +2,25 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import uvicorn
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
+from starlette.applications import Starlette
 
+from app.api.openapi import pages_of_docs
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import WAIT_S, ConsolePage
 from tests.browser.test_speak import wait_for_the_sample
 from tests.conftest import Require
 from tests.docs.test_site import built_site
-from tests.toolkit.http_server import served
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.waiting import eventually
 
 DEEP_LINK = "escaping deep link whitespace"
 """Swagger UI's own warning about the address of an operation."""
@@ -103,19 +107,24 @@ def check_schemes(browser: Chrome, prefer: Callable[[str], None], selector: str)
     assert [line for line in browser.get_log("browser") if DEEP_LINK not in line["message"]] == []
 
 
-PAGES = ["index", "docs/index", "docs/reference/http", "docs/reference/settings", "docs/benchmarks/peers"]
+PAGES = ["index", "contents", "reference/http", "reference/settings", "benchmarks/peers"]
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"
 
 
 @pytest.fixture(scope="module")
 def site(require: Require) -> Iterator[str]:
-    """Serves the site and yields its address."""
-    with served(built_site(require)) as origin:
-        yield origin
+    """Serves the site as the gateway does, and yields its address."""
+    app = Starlette(routes=pages_of_docs(built_site(require)))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(server.run)
+        eventually(lambda: server.started or done.done())
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/docs"
+        server.should_exit = True
 
 
 def test_the_search_finds_text_of_a_page(browser: Chrome, site: str) -> None:
-    browser.get(f"{site}/docs/index.html")
+    browser.get(f"{site}/")
     browser.find_element(By.CSS_SELECTOR, "button.md-search__button").click()
     field = "return document.activeElement?.shadowRoot?.activeElement ?? document.activeElement"
     WebDriverWait(browser, WAIT_S).until(lambda _: browser.execute_script(field).tag_name == "input")

@@ -61,7 +61,7 @@ def pages_of(site: Path) -> list[Path]:
 
     Examples in HTML and the page for unknown addresses are left out.
     """
-    pages = [path for path in sorted(site.rglob("*.html")) if not (ROOT / path.relative_to(site)).exists()]
+    pages = [path for path in sorted(site.rglob("*.html")) if not (ROOT / "docs" / path.relative_to(site)).exists()]
     return [path for path in pages if path.name != "404.html"]
 
 

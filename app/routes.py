@@ -29,7 +29,6 @@ from app.api.openapi import (
     API_PAGE,
     CONSOLE,
     PAGE_HEADERS,
-    SITE,
     Documents,
     Operation,
     json_answer,
@@ -119,7 +118,7 @@ def create_app(gateway: Gateway, *, admin_port: int) -> Application:
     documents = Documents(groups, layers, inference.catalog, needs_keys=keys is not None)
     groups.append(pages(documents, gateway))
     routes: list[BaseRoute] = [each.route(keys, group.dialect) for group in groups for each in group.endpoints]
-    routes += pages_of_docs(SITE) if settings.docs else []
+    routes += pages_of_docs() if settings.docs else []
     routes += [Mount("/console", CONSOLE)] if settings.console else []
     cors = None
     if origins:
@@ -246,7 +245,6 @@ def pages(documents: Documents, gateway: Gateway) -> EndpointGroup:
     of_docs = [
         get("/openapi.json", documents.openapi),
         get("/docs", API_PAGE, key="ignored"),
-        *([] if SITE.is_dir() else [get("/docs/", to_docs, key="ignored")]),
         get("/docs/errors", show_errors, key="ignored"),
         get("/docs/errors/{code}", show_errors, key="ignored"),
     ]

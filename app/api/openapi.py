@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from jinja2 import Environment
 from starlette.datastructures import Headers
-from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.routing import Mount
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -402,11 +402,11 @@ API_PAGE = PageFiles(_STATIC).page("docs.html")
 CONSOLE = PageFiles(Path(__file__).parents[1] / "console" / "static", _STATIC / "shared")
 
 
-def pages_of_docs(site: Path) -> list[Mount]:
-    """The files of the page ``/docs``, and the pages of the documentation below it."""
+def pages_of_docs(site: Path = SITE) -> list[BaseRoute]:
+    """The files of the page ``/docs``, and the pages of the documentation below it, if it was built."""
     assets = PageFiles(_STATIC, _STATIC / "shared", site / "assets", packages=[("fastapi_offline", "static")])
-    documentation = [Mount("/docs", SiteFiles(site, html=True))] if site.is_dir() else []
-    return [Mount("/docs/assets", assets), *documentation]
+    to_docs = Route("/docs/", lambda _request: RedirectResponse("/docs"))
+    return [Mount("/docs/assets", assets), Mount("/docs", SiteFiles(site, html=True)) if site.is_dir() else to_docs]
 
 
 _ERRORS = Environment(autoescape=True).from_string(files("app.api").joinpath("errors.html").read_text("utf-8"))

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from app.api.openapi import PAGE_HEADERS as HEADERS
+from app.api.openapi import pages_of_docs
 from app.routes import create_app
 from app.settings import Settings
 from deploy.console_libraries import FILES as COPIES
@@ -41,7 +43,7 @@ async def gateway() -> AsyncIterator[Served]:
         yield found
 
 
-async def fetched(app: FastAPI, path: str) -> httpx.Response:
+async def fetched(app: ASGIApp, path: str) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(connected(app)), base_url="http://gateway") as client:
         return await client.get(path)
 
@@ -94,6 +96,11 @@ def test_no_module_makes_markup_from_text(name: str) -> None:
 
 async def test_without_the_console_the_root_leads_to_the_documentation(gateway: Served) -> None:
     answer = await fetched(create_app(replace(gateway.gateway, settings=Settings(console=False)), admin_port=8081), "/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+
+
+async def test_without_a_built_site_the_documentation_is_the_page_of_the_api(tmp_path: Path) -> None:
+    answer = await fetched(Starlette(routes=pages_of_docs(tmp_path / "none")), "/docs/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 

@@ -1,18 +1,15 @@
 """A gateway for each test, with an engine whose answers the test defines."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
-import pytest
 
 from app.api.bodies import Limits
 from app.core.inference import InferenceResponse
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, response, tensor
 
 CONFIG = """
@@ -37,6 +34,7 @@ pipelines:
     warmup: false
     stream: {commit_s: 0.05, progress_s: 5}
 """
+ORIGIN = "https://page.example"
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
 READER = model(["IMAGE BYTES [1]", "NOTE BYTES [1] optional"], ["TEXT BYTES [1]", "SCORES FP32 [-1]"], name="reader")
 WRITER = model("PROMPT BYTES [1]", ["TEXT BYTES [1]", "TOKEN_ID INT32 [1]"], name="writer", decoupled=True)
@@ -63,25 +61,19 @@ def events(answer: httpx.Response) -> list[tuple[int, str, Any]]:
     return [(int(f[0].removeprefix("id: ")), f[1].removeprefix("event: "), json.loads(f[2][6:])) for f in frames]
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    async with scripted(tmp_path) as gateway:
-        yield gateway
+OPTIONS: dict[str, Any] = {"origins": (ORIGIN,), "files": {"sample.png": PNG}}
 
 
-@pytest.fixture
-async def roomy(tmp_path: Path) -> AsyncIterator[Served]:
-    """A gateway that accepts bodies of 8 MiB."""
-    async with scripted(tmp_path, limits=Limits(8 * 1024 * 1024)) as gateway:
-        yield gateway
-
-
-@asynccontextmanager
-async def scripted(folder: Path, config: str = CONFIG, **options: Any) -> AsyncIterator[Served]:
+def scripted(config: str = CONFIG, **options: Any) -> AbstractAsyncContextManager[Served]:
     """``options`` are those of ``served``."""
-    (folder / "gateway.yaml").write_text(config)
-    (folder / "sample.png").write_bytes(PNG)
-    engine = FakeEngine.of(READER, WRITER, answers=[READ])
-    origins = ("https://page.example",)
-    async with served(engine, folder / "gateway.yaml", **({"origins": origins} | options)) as gateway:
-        yield gateway
+    return served(FakeEngine.of(READER, WRITER, answers=[READ]), config, **(OPTIONS | options))
+
+
+def scripted_fixture(config: str = CONFIG, **options: Any) -> Any:
+    """A fixture of such a gateway."""
+    return gateway_fixture(config, READER, WRITER, answers=[READ], **(OPTIONS | options))
+
+
+api = scripted_fixture()
+roomy = scripted_fixture(limits=Limits(8 * 1024 * 1024))
+"""A gateway that accepts bodies of 8 MiB."""

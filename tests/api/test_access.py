@@ -3,15 +3,13 @@
 import json
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.routing import Route
 
-from tests.api.conftest import FINAL, counted, word
-from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, served
+from tests.api.conftest import FINAL, ORIGIN, counted, word
+from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.keys import bearer, entry, key_text, write_keys
 from tests.toolkit.models import model, response, tensor
 
@@ -57,12 +55,7 @@ OPEN = ["/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", 
 OPEN += ["/docs/errors", "/docs/errors/unauthenticated", "/docs/assets/docs.js"]
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    keys = write_keys(tmp_path / "keys.yaml", *KEYS)
-    engine = FakeEngine.of(READER, WRITER, PLAIN, answers=[READ])
-    async with served(engine, CONFIG, keys=keys, origins=("https://page.example",)) as gateway:
-        yield gateway
+api = gateway_fixture(CONFIG, READER, WRITER, PLAIN, answers=[READ], keys=KEYS, origins=(ORIGIN,))
 
 
 class TestTheKey:
@@ -115,19 +108,10 @@ class TestTheKey:
             answer = await api.client.post(path, json=body, headers=headers)
             assert (path, answer.status_code) == (path, 201 if path == "/v1/streams" else 200), answer.text
 
-    @pytest.mark.parametrize(
-        ("headers", "detail"),
-        [
-            (
-                [("Authorization", f"Bearer {key_text(each)}") for each in ("all", "reads")],
-                "The request has several API keys.",
-            ),
-            (list(bearer("old").items()), "The API key has expired."),
-        ],
-    )
-    async def test_the_detail_says_why(self, api: Served, headers: list[tuple[str, str]], detail: str) -> None:
+    async def test_two_headers_of_one_name_are_401(self, api: Served) -> None:
+        headers = [("Authorization", f"Bearer {key_text(each)}") for each in ("all", "reads")]
         answer = await api.client.get("/v1/pipelines", headers=headers)
-        assert (answer.status_code, answer.json()["detail"]) == (401, detail)
+        assert (answer.status_code, answer.json()["detail"]) == (401, "The request has several API keys.")
 
     async def test_a_rejected_request_is_counted(self, api: Served) -> None:
         await api.client.post("/v1/pipelines/ocr", json={})
@@ -235,13 +219,13 @@ class TestWithoutKey:
         assert list((await api.admin.get("/health/ready")).json()["pipelines"]) == ["ocr", "write"]
 
     async def test_a_preflight_needs_no_key(self, api: Served) -> None:
-        headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+        headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
         headers["Access-Control-Request-Headers"] = "authorization, x-api-key"
         answer = await api.client.options("/v1/pipelines/ocr", headers=headers)
         assert answer.status_code == 204
-        assert answer.headers["access-control-allow-origin"] == "https://page.example"
-        refused = await api.client.post("/v1/pipelines/ocr", json={}, headers={"Origin": "https://page.example"})
-        assert refused.headers["access-control-allow-origin"] == "https://page.example"
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        refused = await api.client.post("/v1/pipelines/ocr", json={}, headers={"Origin": ORIGIN})
+        assert refused.headers["access-control-allow-origin"] == ORIGIN
 
     async def test_every_other_route_requires_a_key(self, api: Served) -> None:
         keyless = set()
@@ -280,10 +264,10 @@ class TestStreams:
         if status in (200, 403):
             assert (await api.client.get("/v1/streams/unknown", headers=headers)).status_code == 404
 
-    async def test_a_rotated_key_still_owns_its_streams(self, api: Served, tmp_path: Path) -> None:
+    async def test_a_rotated_key_still_owns_its_streams(self, api: Served) -> None:
         url = await self.started(api, "all")
         assert api.gateway.keys is not None
-        write_keys(tmp_path / "keys.yaml", entry("all") | {"sha256": entry("next")["sha256"]})
+        write_keys(api.folder / "keys.yaml", entry("all") | {"sha256": entry("next")["sha256"]})
         await api.gateway.keys.follow()
         assert (await api.client.head(url, headers=bearer("all"))).status_code == 401
         assert (await api.client.head(url, headers=bearer("next"))).status_code == 200

@@ -8,8 +8,8 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy as np
@@ -22,7 +22,7 @@ from app.core.errors import ClientClosedRequest
 from app.core.inference import ELEMENT, Deadline
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
-from tests.api.conftest import FINAL, PNG, READER, WRITER, counted, scripted, word
+from tests.api.conftest import FINAL, PNG, READER, WRITER, counted, scripted_fixture, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import exchange_with
 from tests.toolkit.gateway import Served, gateway_fixture, served
@@ -161,21 +161,24 @@ async def test_too_many_query_fields_are_400_before_the_body_is_read(api: Served
     assert counted(api, "read", "unary") == {"client_error": 1}
 
 
-async def test_a_disconnect_within_the_body_is_499() -> None:
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
+def received(*pieces: bytes) -> Any:
+    """Receives a body in these pieces."""
+    messages = iter([{"type": "http.request", "body": each, "more_body": bool(each)} for each in (*pieces, b"")])
 
+    async def receive() -> Any:
+        return next(messages)
+
+    return receive
+
+
+async def test_a_disconnect_within_the_body_is_499() -> None:
+    receive = AsyncMock(return_value={"type": "http.disconnect"})
     with pytest.raises(ClientClosedRequest, match="while it was sending the body"):
         await read_body(exchange_with(receive=receive), Limits(1024))
 
 
 async def test_a_large_body_is_kept_outside_the_heap() -> None:
-    pieces = iter([bytes([index % 256]) * 10_007 for index in range(300)])
-
-    async def receive() -> Any:
-        chunk = next(pieces, b"")
-        return {"type": "http.request", "body": chunk, "more_body": bool(chunk)}
-
+    receive = received(*(bytes([index % 256]) * 10_007 for index in range(300)))
     limits = Limits(8 * 1024 * 1024)
     exchange = exchange_with(receive=receive, budget=ByteBudget(limits.max_bytes_in_flight))
     tracemalloc.start()
@@ -212,14 +215,8 @@ class CountingMemory:
 async def test_a_raw_body_is_received_into_tensor_memory(
     api: Served, transport: str, headers: dict[str, str], count: int
 ) -> None:
-    pieces = iter([PNG, b"x" * 100_000])
-
-    async def receive() -> Any:
-        piece = next(pieces, b"")
-        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
-
     memory = CountingMemory()
-    of_file = [("content-type", "image/png"), *headers.items()]
+    of_file, receive = [("content-type", "image/png"), *headers.items()], received(PNG, b"x" * 100_000)
     exchange = exchange_with(of_file, receive=receive, budget=ByteBudget(1024 * 1024, memory))
     exchange.record.transport = transport
     pipeline = api.gateway.inference.catalog.pipeline("read")
@@ -233,15 +230,11 @@ async def test_a_raw_body_is_received_into_tensor_memory(
     assert memory.taken == []
 
 
+tight = scripted_fixture(limits=Limits(64 * 1024, max_bytes_in_flight=100_000))
+
+
 class TestBytesInFlight:
     """All bodies share one budget."""
-
-    LIMITS = Limits(64 * 1024, max_bytes_in_flight=100_000)
-
-    @pytest.fixture
-    async def tight(self, tmp_path: Path) -> AsyncIterator[Served]:
-        async with scripted(tmp_path, limits=self.LIMITS) as gateway:
-            yield gateway
 
     async def test_a_body_over_the_budget_is_429_until_one_ends(self, tight: Served) -> None:
         may_end = asyncio.Event()
@@ -259,22 +252,10 @@ class TestBytesInFlight:
         assert (await tight.client.post(URL, **sent(PNG, "image/png"))).status_code == 200
         may_end.set()
         assert (await first).status_code == 200
+        for content, media_type in ((b"\0", "image/png"), (b" ", "application/json"), (b" ", f"{FORM}x")):
+            answer = await tight.client.post(URL, **sent(content * 60_000, media_type))
+            assert answer.status_code == (422 if media_type == "image/png" else 400)
         assert (await tight.client.post(URL, **large)).status_code == 200
-
-    @pytest.mark.parametrize(
-        ("content", "media_type", "status"),
-        [
-            (PNG + b"\0" * 60_000, "image/png", 200),
-            (b"\0" * 60_000, "image/png", 422),
-            (b" " * 60_000, "application/json", 400),
-            (b" " * 60_000, "multipart/form-data; boundary=x", 400),
-        ],
-    )
-    async def test_every_answer_releases_its_bytes(
-        self, tight: Served, content: bytes, media_type: str, status: int
-    ) -> None:
-        for _ in range(4):
-            assert (await tight.client.post(URL, **sent(content, media_type))).status_code == status
 
     async def test_a_cancelled_request_releases_its_bytes(self, tight: Served) -> None:
         async def endless() -> Any:
@@ -382,12 +363,14 @@ async def test_a_pipeline_has_its_own_limit_or_that_of_the_gateway(
     assert text_of(answer) == f"{start} more than the limit of {limit} bytes. {hint}"
     assert limited.engine.requests == []
     assert (await send(limited, address, pipeline, limit, chunked=chunked)).status_code in (200, 201)
+    assert (await limited.client.get(f"/v1/pipelines/{pipeline}")).json()["limits"]["body_bytes"] == limit
 
 
 async def test_the_limit_of_all_bodies_is_never_exceeded(limited: Served) -> None:
     answer = await limited.client.post("/v1/pipelines/huge", json={"image": "x", "note": "x" * 300 * KIB})
     assert answer.status_code == 413
     assert answer.json()["hint"] == "An operator can raise GATEWAY_MAX_BYTES_IN_FLIGHT."
+    assert (await limited.client.get("/v1/pipelines/huge")).json()["limits"]["body_bytes"] == 300 * KIB
 
 
 async def test_a_key_gets_no_limit_of_a_pipeline_that_it_does_not_allow() -> None:
@@ -397,8 +380,3 @@ async def test_a_key_gets_no_limit_of_a_pipeline_that_it_does_not_allow() -> Non
         body = sent(body_of("/v1/completions", "large", 100 * KIB), "application/json", **bearer("narrow"))
         answer = await api.client.post("/v1/completions", **body)
     assert (answer.status_code, text_of(answer).rpartition(". ")[2]) == (413, GLOBAL)
-
-
-@pytest.mark.parametrize(("name", "size"), [("usual", 64 * KIB), ("large", 128 * KIB), ("huge", 300 * KIB)])
-async def test_the_description_of_a_pipeline_has_its_limit(limited: Served, name: str, size: int) -> None:
-    assert (await limited.client.get(f"/v1/pipelines/{name}")).json()["limits"]["body_bytes"] == size

@@ -2,10 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from itertools import repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -37,21 +38,14 @@ async def host() -> AsyncIterator[ImageHost]:
         yield server
 
 
-class Names:
-    """A resolver. Each name has the addresses of its turn, and the last ones from then on."""
-
-    def __init__(self, *turns: Sequence[str]) -> None:
-        self._turns = list(turns)
-        self.asked: list[str] = []
-
-    async def __call__(self, host: str, port: int) -> Sequence[str]:
-        self.asked.append(host)
-        return self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
-
-
 def downloads_of(host: ImageHost, **more: Any) -> ImageDownloads:
     """Allows loopback."""
-    given = {"resolve": Names(["127.0.0.1"]), "may_connect": lambda _ip: True, "timeout_s": 2.0, **more}
+    given = {
+        "resolve": AsyncMock(return_value=["127.0.0.1"]),
+        "may_connect": lambda _ip: True,
+        "timeout_s": 2.0,
+        **more,
+    }
     return ImageDownloads([f"http://{HOST}:{host.port}"], **given)
 
 
@@ -109,7 +103,7 @@ async def test_an_endless_body_ends_at_the_bound(host: ImageHost) -> None:
     ["127.0.0.1", "169.254.169.254", "10.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1%1", "64:ff9b::7f00:1", "0.0.0.0"],
 )
 async def test_a_name_of_a_private_address_is_refused(host: ImageHost, address: str) -> None:
-    names = Names(["93.184.216.34", address])
+    names = AsyncMock(return_value=["93.184.216.34", address])
     with pytest.raises(ValueError, match="no public IP address"):
         await download(host, "/a.png", resolve=names, may_connect=is_public)
     assert host.requests == []
@@ -117,23 +111,21 @@ async def test_a_name_of_a_private_address_is_refused(host: ImageHost, address: 
 
 async def test_each_address_is_resolved_once_and_checked(host: ImageHost) -> None:
     """With DNS rebinding the second answer for a name would be another address."""
-    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    names = AsyncMock(side_effect=[["127.0.0.1"], ["127.0.0.2"]])
     assert await download(host, "/a.png", resolve=names, may_connect=lambda ip: ip == "127.0.0.1") == PNG
-    assert names.asked == [HOST]
-    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    names.assert_awaited_once_with(HOST, host.port)
+    names = AsyncMock(side_effect=[["127.0.0.1"], ["127.0.0.2"]])
     with pytest.raises(ValueError, match="no public IP address"):
         await download(host, "/once", resolve=names, may_connect=lambda ip: ip == "127.0.0.1")
     assert len(host.requests) == 2
 
 
 async def test_the_next_address_is_tried_if_one_does_not_answer(host: ImageHost) -> None:
-    assert await download(host, "/a.png", resolve=Names(["127.0.0.9", "127.0.0.1"])) == PNG
+    assert await download(host, "/a.png", resolve=AsyncMock(return_value=["127.0.0.9", "127.0.0.1"])) == PNG
 
 
 async def test_an_unknown_name_is_refused(host: ImageHost) -> None:
-    async def unknown(_host: str, _port: int) -> Sequence[str]:
-        raise OSError("Name or service not known")
-
+    unknown = AsyncMock(side_effect=OSError("Name or service not known"))
     with pytest.raises(ValueError, match="host is not known"):
         await download(host, "/a.png", resolve=unknown)
 
@@ -197,7 +189,7 @@ class TestTls:
         async with image_host(ANSWERS, context) as host:
             downloads = ImageDownloads(
                 [f"https://{HOST}:{host.port}"],
-                resolve=Names(["127.0.0.1"]),
+                resolve=AsyncMock(return_value=["127.0.0.1"]),
                 may_connect=lambda _ip: True,
                 tls=ssl.create_default_context(cafile=str(authority.path)),
             )

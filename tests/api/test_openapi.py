@@ -1,8 +1,7 @@
 """The OpenAPI document: its operations, the form that code generators and linters understand, and how it is kept."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -10,7 +9,7 @@ import pytest
 
 from app.api import openapi
 from app.core.json import Schema
-from tests.api.conftest import CONFIG, FINAL, READER, events, scripted, word
+from tests.api.conftest import CONFIG, FINAL, READER, events, scripted, scripted_fixture, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, served
 from tests.toolkit.keys import bearer, entry
@@ -36,10 +35,7 @@ def schemas_in(value: Any) -> Iterator[Schema]:
             yield from schemas_in(inner)
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    async with scripted(tmp_path, CONFIG + "    openai: {completions: {prompt: prompt}}\n") as gateway:
-        yield gateway
+api = scripted_fixture(CONFIG + "    openai: {completions: {prompt: prompt}}\n")
 
 
 @pytest.fixture
@@ -198,14 +194,14 @@ async def test_models_found_without_a_file_keep_the_document(built: list[Any]) -
         assert len(built) == 1
 
 
-async def test_each_scope_has_its_document(tmp_path: Path, built: list[Any]) -> None:
+async def test_each_scope_has_its_document(built: list[Any]) -> None:
     keys = [
         entry("all"),
         entry("reads", pipelines=["read"]),
         entry("reads_too", pipelines=["read"]),
         entry("speaks", dialects=["oip"]),
     ]
-    async with scripted(tmp_path, keys=keys) as api:
+    async with scripted(keys=keys) as api:
         for _ in range(2):
             assert "/v1/pipelines/write" in await paths(api, **bearer("all"))
             assert "/v1/pipelines/write" not in await paths(api, **bearer("reads"))
@@ -214,11 +210,9 @@ async def test_each_scope_has_its_document(tmp_path: Path, built: list[Any]) -> 
     assert len(built) == 3
 
 
-async def test_the_kept_documents_are_bounded(
-    tmp_path: Path, built: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_kept_documents_are_bounded(built: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     scopes = [entry(f"k{number}", pipelines=["read", f"p{number}"]) for number in range(4)]
-    async with scripted(tmp_path, keys=scopes) as api:
+    async with scripted(keys=scopes) as api:
         size = len((await api.client.get("/openapi.json", headers=bearer("k0"))).content)
         monkeypatch.setattr(openapi, "MAX_KEPT_BYTES", 2 * size)
         for key_id in ("k1", "k0", "k2", "k0"):

@@ -1,6 +1,5 @@
 """Readiness, the list of pipelines with their states, statistics, and the findings of the linter."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +12,7 @@ from app.routes import create_admin_app
 from tests.api.conftest import FINAL, PNG, READER, WRITER, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
-from tests.toolkit.gateway import Served, served
+from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model
 
@@ -24,6 +23,8 @@ pipelines:
   lost: {model: typo, outputs: {text: {tensor: TEXT}}}
 oip: {models: [absent]}
 """
+SCOPES = [entry("all"), *(entry(name, pipelines=[name]) for name in ("read", "later", "lost"))]
+faulty = gateway_fixture(FAULTY, READER, WRITER, keys=SCOPES)
 
 
 def check_described(document: dict[str, Any], path: str, answer: Any) -> None:
@@ -49,21 +50,11 @@ class TestStatistics:
         assert durations == sorted(durations)
         assert durations[-1] == 1, "those of answered requests"
         check_described((await api.client.get("/openapi.json")).json(), "/v1/statistics", answer)
-
-    async def test_many_pages_cost_as_much_as_one(self, api: Served) -> None:
-        first = (await api.client.get("/v1/statistics")).json()
         await api.client.post("/v1/pipelines/read", files={"image": PNG})
-        assert (await api.client.get("/v1/statistics")).json() == first
+        assert (await api.client.get("/v1/statistics")).json() == answer, "many pages cost as much as one"
 
 
 class TestFindings:
-    @pytest.fixture
-    async def faulty(self) -> AsyncIterator[Served]:
-        scopes = [entry("all"), entry("reads", pipelines=["read"]), entry("none", pipelines=["later"])]
-        scopes.append(entry("loses", pipelines=["lost"]))
-        async with served(FakeEngine.of(READER, WRITER), FAULTY, keys=scopes) as api:
-            yield api
-
     async def found(self, api: Served, key: str) -> list[dict[str, Any]]:
         answer = await api.client.get("/v1/findings", headers=bearer(key))
         document = (await api.client.get("/openapi.json", headers=bearer(key))).json()
@@ -83,12 +74,12 @@ class TestFindings:
         assert [each["model"] for each in found if each["code"] == "gateway-yaml"] == ["typo", "absent"]
 
     async def test_a_key_with_a_scope_sees_those_of_its_pipelines_without_other_names(self, faulty: Served) -> None:
-        reads = await self.found(faulty, "reads")
+        reads = await self.found(faulty, "read")
         assert reads
         assert {each["pipeline"] or each["model"] for each in reads} <= {"read", "reader"}
-        assert await self.found(faulty, "none") == []
-        texts = {key: (await self.found(faulty, key))[-1]["text"] for key in ("loses", "all")}
-        assert texts["loses"].endswith("'typo' is not a model in the repository")
+        assert await self.found(faulty, "later") == []
+        texts = {key: (await self.found(faulty, key))[-1]["text"] for key in ("lost", "all")}
+        assert texts["lost"].endswith("'typo' is not a model in the repository")
         assert texts["all"].endswith("'absent' is not a model in the repository; valid here: reader, writer")
 
     async def test_triton_is_not_asked_again_at_once(self, faulty: Served) -> None:
@@ -107,10 +98,7 @@ HALF_READY = "pipelines:\n  good: {model: plain}\n  bad: {model: plane, descript
 WHY = "Triton has no model 'plane'; did you mean 'plain'?"
 
 
-@pytest.fixture
-async def half_ready() -> AsyncIterator[Served]:
-    async with served(FakeEngine.of(PLAIN), HALF_READY) as gateway:
-        yield gateway
+half_ready = gateway_fixture(HALF_READY, PLAIN)
 
 
 async def test_a_pipeline_that_is_not_ready_has_the_reason_everywhere(half_ready: Served) -> None:

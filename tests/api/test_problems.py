@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -164,9 +163,9 @@ async def test_a_mistake_in_a_request_is_explained(
     assert (answer.status_code, explained, problem.get("hint", "")) == (status, detail, hint)
 
 
-async def test_the_step_that_refused_the_input_is_named_with_the_fields_that_it_reads(tmp_path: Path) -> None:
+async def test_the_step_that_refused_the_input_is_named_with_the_fields_that_it_reads() -> None:
     text = CONFIG.replace("    warmup: false\n  write:", "    rejects_input: [reader]\n    warmup: false\n  write:")
-    async with scripted(tmp_path, text) as api:
+    async with scripted(text) as api:
         error = ModelError("Model 'reader' failed.")
         error.upstream = UpstreamError("INVALID_ARGUMENT", "reader: not an image")
         api.engine.answers = [error]

@@ -1,10 +1,9 @@
 """``/v1/streams``, the response that sends the events of a stream, its first output, and the tokens in the metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import AsyncMock
 
 import httpx
 import orjson
@@ -20,7 +19,7 @@ from app.core.errors import GatewayError, TooManyRequests
 from app.routes import create_app
 from app.streams.store import MemoryStore
 from app.streams.stream import Event, EventName, LiveLog, ReplayLog
-from tests.api.conftest import CONFIG, FINAL, counted, events, scripted, word
+from tests.api.conftest import CONFIG, FINAL, counted, events, scripted_fixture, word
 from tests.api.openai.conftest import ask
 from tests.api.openai.test_texts import CONFIG as LLAMA
 from tests.api.openai.test_texts import HELLO, VLLM, complete
@@ -108,10 +107,7 @@ async def test_invalid_requests_start_no_stream(api: Served, body: bytes, status
 async def test_a_stream_that_its_store_refuses_is_rejected_and_frees_its_slot(
     api: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(*_: object) -> str:
-        raise TooManyRequests("full")
-
-    monkeypatch.setattr(api.gateway.store, "keep", full)
+    monkeypatch.setattr(api.gateway.store, "keep", AsyncMock(side_effect=TooManyRequests("full")))
     assert (await api.client.post("/v1/streams", json=GOOD)).status_code == 429
     assert counted(api, "write", "stream") == {"rejected": 1}
     assert api.gateway.inference.admission.model_queues["writer"].running == 0
@@ -150,10 +146,7 @@ class Client:
         self.sent.append(message)
 
     async def ask(self, log: LiveLog, limits: Limits) -> None:
-        async def closing() -> None:
-            pass
-
-        response = StreamResponse(log, limits, on_left=self.left.append, closing=closing)
+        response = StreamResponse(log, limits, on_left=self.left.append, closing=AsyncMock())
         exchange = exchange_with([("x", "y")], connection=self.connection)
         await response(exchange.scope, nothing, self.send)
         assert exchange.header(b"x") is None
@@ -232,33 +225,16 @@ async def test_no_ping_is_due_while_an_event_is_being_sent(unsent_bytes: int) ->
     assert client.body.endswith(frame_of(Event(1, "output", b"{}")) + frame_of(Event(2, "done", b"{}")))
 
 
-LATE = "{progress_s: 0.05, first_output_s: 300}\n    openai: {completions: {}}"
+late = scripted_fixture(CONFIG.replace("{commit_s: 0.05, progress_s: 5}", "{progress_s: 0.05, first_output_s: 300}"))
 
 
-@pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Served]:
-    async with scripted(tmp_path, CONFIG.replace("{commit_s: 0.05, progress_s: 5}", LATE)) as gateway:
-        gateway.engine.answers = [0.2, word(b"hi", 1), FINAL]
-        yield gateway
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/pipelines/write/stream", {"prompt": "Hi"}),
-        ("/v1/completions", {"model": "write", "prompt": "Hi", "stream": True}),
-        ("/v2/models/writer/generate_stream", {"PROMPT": "Hi"}),
-        ("/v1/streams", {"pipeline": "write", "inputs": {"prompt": "Hi"}}),
-    ],
-)
-async def test_the_first_output_may_come_late(late: Served, path: str, body: dict[str, Any]) -> None:
-    answer = await late.client.post(path, json=body)
-    if path == "/v1/streams":
-        answer = await late.client.get(answer.headers["location"])
-        assert "event: done" in answer.text
-    assert answer.status_code == 200
-    assert "hi" in answer.text
-    assert "deadline_exceeded" not in answer.text
+async def test_the_first_output_may_come_late_in_streams_of_pipelines_and_of_models(late: Served) -> None:
+    late.engine.answers = [0.2, word(b"hi", 1), FINAL]
+    for path, name in (("/v1/pipelines/write/stream", "prompt"), ("/v2/models/writer/generate_stream", "PROMPT")):
+        answer = await late.client.post(path, json={name: "Hi"})
+        assert answer.status_code == 200
+        assert "hi" in answer.text
+        assert "deadline_exceeded" not in answer.text
 
 
 llama = gateway_fixture(LLAMA, VLLM, answers=HELLO)

@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from logging.handlers import BufferingHandler
 from select import PIPE_BUF
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import generate_latest
@@ -113,13 +114,12 @@ def test_the_format_is_text_on_a_terminal(
 
 
 FIELDS = {"request_id": "rid", "status": 200, "duration_ms": 1.25, "detail": "\u00e9\n\u2028", "triton_code": None}
-_numbers = count()
 
 
 @pytest.fixture
-def name() -> str:
+def name(request: pytest.FixtureRequest) -> str:
     """A separate logger for each test."""
-    return f"structured{next(_numbers)}"
+    return f"structured {request.node.name}"
 
 
 def json_log(monkeypatch: pytest.MonkeyPatch) -> tuple[LineWriter, list[bytes]]:
@@ -132,20 +132,6 @@ def json_log(monkeypatch: pytest.MonkeyPatch) -> tuple[LineWriter, list[bytes]]:
     return handler, lines
 
 
-@pytest.fixture
-def records(monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
-    """Every record that ``logging`` handles."""
-    handled: list[logging.LogRecord] = []
-    handle = logging.Logger.handle
-
-    def noted(logger: logging.Logger, record: logging.LogRecord) -> None:
-        handled.append(record)
-        handle(logger, record)
-
-    monkeypatch.setattr(logging.Logger, "handle", noted)
-    return handled
-
-
 def without_time(line: bytes) -> bytes:
     text, replaced = re.subn(rb'"time":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?\+00:00"', b'"time":""', line)
     assert replaced == 1
@@ -155,34 +141,19 @@ def without_time(line: bytes) -> bytes:
 @pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
 @pytest.mark.parametrize("fields", [FIELDS, {}, {"detail": "\ud800", "number": 1 << 70}])
 def test_a_line_is_the_same_with_and_without_a_record(
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    records: list[logging.LogRecord],
-    level: int,
-    fields: dict[str, object],
+    name: str, monkeypatch: pytest.MonkeyPatch, level: int, fields: dict[str, object]
 ) -> None:
     _, written = json_log(monkeypatch)
-    StructuredLogger(name).log(level, "request", fields)
-    assert records == []
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.Logger, "handle", None)
+        StructuredLogger(name).log(level, "request", fields)
     logging.getLogger(name).log(level, "request", extra=fields)
-    assert len(records) == 1
     direct, through_logging = map(without_time, written)
     assert direct == through_logging
     assert json.loads(direct) == {"time": "", "level": logging.getLevelName(level), "logger": name} | {
         "message": "request",
         **fields,
     }
-
-
-class Seen(logging.Handler):
-    """A handler of another library."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +163,12 @@ def test_another_handler_gets_the_record_once(
     name: str, monkeypatch: pytest.MonkeyPatch, place: Callable[[str], logging.Logger]
 ) -> None:
     _, written = json_log(monkeypatch)
-    log, seen = StructuredLogger(f"above.{name}"), Seen()
+    log, seen = StructuredLogger(f"above.{name}"), BufferingHandler(100)
     logger = place(f"above.{name}")
     logger.addHandler(seen)
     log.log(logging.INFO, "request", FIELDS)
     logger.removeHandler(seen)
-    (record,) = seen.records
+    (record,) = seen.buffer
     assert vars(record)["request_id"] == "rid"
     assert len(written) == 1
 
@@ -303,15 +274,11 @@ def test_a_thread_that_cannot_start_is_started_later(pipe: tuple[int, int], monk
     reader, writer_end = pipe
     writer = LineWriter(writer_end)
     with monkeypatch.context() as patched:
-        patched.setattr(threading, "_start_new_thread", _no_thread)
+        patched.setattr(threading, "_start_new_thread", Mock(side_effect=RuntimeError("can't start new thread")))
         writer.write(b"first\n")
     writer.write(b"second\n")
     writer.flush(20)
     assert os.read(reader, 100) == b"first\nsecond\n"
-
-
-def _no_thread(*_: object) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 WRITE_TO_STANDARD_ERROR = """

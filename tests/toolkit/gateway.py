@@ -35,6 +35,8 @@ from tests.toolkit.models import KEY
 
 @dataclass
 class Served:
+    folder: Path
+    """The folder of gateway.yaml, keys.yaml and other files."""
     gateway: Gateway
     engine: FakeEngine
     app: Application
@@ -42,7 +44,7 @@ class Served:
     admin: httpx.AsyncClient
 
 
-def gateway_fixture(config: str, *models: ModelConfig, answers: Sequence[Any] = (), **options: Any) -> Any:
+def gateway_fixture(config: str | None, *models: ModelConfig, answers: Sequence[Any] = (), **options: Any) -> Any:
     """A fixture: a gateway with this gateway.yaml over an engine with scripted answers. ``options``: of ``served``."""
 
     @pytest.fixture
@@ -56,29 +58,32 @@ def gateway_fixture(config: str, *models: ModelConfig, answers: Sequence[Any] = 
 @asynccontextmanager
 async def served(
     engine: FakeEngine,
-    config: Path | str | None = None,
+    config: str | None = None,
     *,
+    files: Mapping[str, bytes] | None = None,
     limits: Limits | None = None,
     origins: tuple[str, ...] = (),
     cors_headers: tuple[str, ...] = (),
-    keys: Path | Sequence[Mapping[str, Any]] | None = None,
+    keys: Sequence[Mapping[str, Any]] | None = None,
     explains: bool | None = None,
     collector_url: str | None = None,
     rules: BrowserRules | None = None,
-    tokenizers: Path | None = None,
+    tokenizers: str = "",
     downloads: ImageDownloads | None = None,
 ) -> AsyncIterator[Served]:
-    """``config`` and ``keys``: the files, or their contents.
+    """``config`` and ``keys``: what the files have. ``files``: others, by name. ``tokenizers``: the name of a folder.
 
     ``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests.
     """
-    with TemporaryDirectory() as folder:
-        if isinstance(config, str):
-            text, config = config, Path(folder, "gateway.yaml")
-            config.write_text(text)
-        if keys is not None and not isinstance(keys, Path):
-            keys = write_keys(Path(folder, "keys.yaml"), *keys)
-        catalog = Catalog(engine, config, CompileContext(early_exit_key=KEY, tokenizers=tokenizers))
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        if config is not None:
+            files = {"gateway.yaml": config.encode(), **(files or {})}
+        for path, content in (files or {}).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        context = CompileContext(early_exit_key=KEY, tokenizers=folder / tokenizers if tokenizers else None)
+        catalog = Catalog(engine, folder / "gateway.yaml" if config is not None else None, context)
         catalog.load_file()
         await catalog.refresh()
         await catalog.warm_up()
@@ -89,7 +94,7 @@ async def served(
                 inference,
                 store,
                 limits or Limits(64 * 1024),
-                keys=None if keys is None else FollowedKeys(keys, DIALECTS),
+                keys=None if keys is None else FollowedKeys(write_keys(folder / "keys.yaml", *keys), DIALECTS),
             )
             gateway.browser_rules, gateway.downloads = rules, downloads
             gateway.settings = Settings(cors_origins=origins, cors_headers=cors_headers)
@@ -100,7 +105,7 @@ async def served(
             inference.admitted = [layer.admitted for layer in gateway.layers if layer.admitted is not None]
             app = create_app(gateway, admin_port=8081)
             async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
-                yield Served(gateway, engine, app, client, admin)
+                yield Served(folder, gateway, engine, app, client, admin)
 
 
 def _client(app: ASGIApp) -> httpx.AsyncClient:

@@ -1,10 +1,8 @@
 """``X-Explain``: who may ask, what the gateway then sends, the receiver of Triton's spans, and what is kept of them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -13,7 +11,7 @@ from app.api.explain import explanations as module
 from app.api.explain.explanations import Explained, Explanations, TritonSpan, spans_in
 from app.core.errors import InvalidJson, ModelError, Outcome
 from app.observability.record import RequestRecord
-from tests.api.conftest import FINAL, PNG, scripted, word
+from tests.api.conftest import FINAL, PNG, scripted, scripted_fixture, word
 from tests.toolkit.collector import Export, collecting
 from tests.toolkit.gateway import Served
 from tests.toolkit.keys import bearer, entry
@@ -23,16 +21,8 @@ CALLER = "00-" + "a" * 32 + "-" + "b" * 16
 KEYS = [entry("explains", explain=True), entry("other", explain=True), entry("plain")]
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    async with scripted(tmp_path, explains=True) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-async def keyed(tmp_path: Path) -> AsyncIterator[Served]:
-    async with scripted(tmp_path, explains=False, keys=KEYS) as gateway:
-        yield gateway
+api = scripted_fixture(explains=True)
+keyed = scripted_fixture(explains=False, keys=KEYS)
 
 
 async def run(api: Served, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -51,8 +41,8 @@ class TestWhoMayExplain:
             assert "read;dur=" not in answer.headers["server-timing"]
             assert (await explanation(api, answer)).json()["code"] == "unknown_request"
 
-    async def test_a_gateway_that_explains_nothing_ignores_the_header(self, tmp_path: Path) -> None:
-        async with scripted(tmp_path) as api:
+    async def test_a_gateway_that_explains_nothing_ignores_the_header(self) -> None:
+        async with scripted() as api:
             answer = await run(api)
             assert (answer.status_code, api.engine.requests[-1].trace) == (200, None)
             refused = await explanation(api, answer)
@@ -169,9 +159,9 @@ class TestTheReceiver:
         assert answer.status_code == status
         assert (await api.client.post("/v1/traces", json={"resourceSpans": []})).status_code == 404, "the main port"
 
-    async def test_a_collector_gets_every_export_unchanged(self, tmp_path: Path) -> None:
+    async def test_a_collector_gets_every_export_unchanged(self) -> None:
         with collecting() as collector:
-            async with scripted(tmp_path, explains=True, collector_url=f"{collector.url}/v1/traces") as api:
+            async with scripted(explains=True, collector_url=f"{collector.url}/v1/traces") as api:
                 stranger = Export("c" * 32, "t9", 0)
                 stranger.run("reader", "", 0, 1)
                 headers = {"Content-Type": "application/json"}
@@ -179,8 +169,8 @@ class TestTheReceiver:
                 assert answer.status_code == 200
             assert [(span.trace_id, span.name) for span in collector.spans] == [("c" * 32, "reader")]
 
-    async def test_without_its_collector_the_explanation_still_gets_the_spans(self, tmp_path: Path) -> None:
-        async with scripted(tmp_path, explains=True, collector_url="http://127.0.0.1:9/v1/traces") as api:
+    async def test_without_its_collector_the_explanation_still_gets_the_spans(self) -> None:
+        async with scripted(explains=True, collector_url="http://127.0.0.1:9/v1/traces") as api:
             explained = await run(api)
             body = self.export(api).body()
             answer = await api.admin.post("/v1/traces", content=body, headers={"Content-Type": "application/json"})
@@ -201,13 +191,6 @@ async def test_the_answer_fits_its_description(api: Served) -> None:
 @pytest.fixture
 def kept() -> Explanations:
     return Explanations(is_on=True, for_everyone=True, collector_url=None)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(module, "monotonic", lambda: clock.now)
-    return clock
 
 
 def request(number: int = 0) -> Explained:
@@ -239,17 +222,20 @@ def test_two_owners_may_use_the_same_id(kept: Explanations) -> None:
     assert kept.current() == {("team-a", "r1"): first, ("team-b", "r1"): second}
 
 
-def test_a_request_is_forgotten_a_minute_after_its_end_or_at_last(kept: Explanations, clock: SimpleNamespace) -> None:
+def test_a_request_is_forgotten_a_minute_after_its_end_or_at_last(
+    kept: Explanations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "monotonic", clock := Mock(return_value=0.0))
     own, endless = request(1), request(2)
     kept.keep("", own)
     kept.keep("", endless)
-    clock.now = 300.0
+    clock.return_value = 300.0
     own.end(record(1))
-    clock.now += module.KEEP_S - 1
+    clock.return_value += module.KEEP_S - 1
     assert len(kept.current()) == 2
-    clock.now += 1
+    clock.return_value += 1
     assert list(kept.current().values()) == [endless]
-    clock.now = module.LONGEST_S
+    clock.return_value = module.LONGEST_S
     assert not kept.current()
 
 

@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -16,22 +16,20 @@ from app.api.idempotency.idempotency_layer import IdempotencyKeyReused, Repeatab
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.streams.redis_store import RedisStore
 from app.streams.store import STREAM_BYTES, KeepLimits, StartedStream
-from tests.api.conftest import CONFIG, FINAL, PNG, READ, counted, scripted, word
+from tests.api.conftest import CONFIG, FINAL, PNG, READ, counted, scripted_fixture, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served
 from tests.toolkit.programs import RedisServer
 from tests.toolkit.streams import FakeAnswer, problem_of, stream_of
+from tests.toolkit.waiting import until
 
 KEY = {"Idempotency-Key": "7e1f3c0a-77e9-4a4c-9a7f-0d1f2a3b4c5d"}
 START = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
 OUTPUTS = [word(b"a", 1), word(b"b", 2), FINAL]
 
 
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    """The pipeline ``read`` is idempotent."""
-    async with scripted(tmp_path, CONFIG.replace("model: reader", "model: reader\n    idempotent: true")) as gateway:
-        yield gateway
+api = scripted_fixture(CONFIG.replace("model: reader", "model: reader\n    idempotent: true"))
+"""The pipeline ``read`` is idempotent."""
 
 
 def start(api: Served, body: Any = START, **headers: str) -> Any:
@@ -73,10 +71,7 @@ class TestStreams:
     async def test_a_repeated_start_needs_no_room(self, api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         api.engine.answers = OUTPUTS
         first = await start(api)
-
-        def refuse(*_: object) -> None:
-            raise TooManyRequests("There is no slot.")
-
+        refuse = Mock(side_effect=TooManyRequests("There is no slot."))
         monkeypatch.setattr(type(api.gateway.inference), "check_load_of_any", refuse)
         assert (await start(api, **{"Idempotency-Key": "other"})).status_code == 429
         assert (await start(api)).json() == first.json()
@@ -192,7 +187,7 @@ async def test_every_process_finds_the_stream(redis: RedisServer) -> None:
     gate = asyncio.Event()
     async with process(redis) as here, process(redis) as there:
         first = asyncio.create_task(here.start("7e1f", gate=gate))
-        await asyncio.sleep(0.1)
+        await until(lambda: here.runs)
         waiting = asyncio.create_task(there.start("7e1f"))
         await asyncio.sleep(0.3)
         assert not waiting.done()
@@ -209,7 +204,7 @@ async def test_every_process_finds_the_stream(redis: RedisServer) -> None:
 
 async def test_a_failed_start_frees_the_key(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with process(redis) as here, process(redis) as there:
-        monkeypatch.setattr(here, "keep", _unavailable)
+        monkeypatch.setattr(here, "keep", AsyncMock(side_effect=UpstreamUnavailable("The test says so.")))
         with pytest.raises(UpstreamUnavailable):
             await here.start("failed")
         await asyncio.wait_for(there.start("failed"), 2)
@@ -219,15 +214,11 @@ async def test_a_failed_start_frees_the_key(redis: RedisServer, monkeypatch: pyt
 async def test_a_stream_that_cannot_be_noted_is_deleted(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with process(redis) as here, Redis.from_url(redis.url) as client:
         before = {each async for each in client.scan_iter(_type="HASH")}
-        monkeypatch.setattr(here, "replace_note", _unavailable)
+        monkeypatch.setattr(here, "replace_note", AsyncMock(side_effect=UpstreamUnavailable("The test says so.")))
         with pytest.raises(UpstreamUnavailable):
             await here.start("not noted")
         assert here.runs == 1
         assert {each async for each in client.scan_iter(_type="HASH")} == before
-
-
-async def _unavailable(*_: object) -> str:
-    raise UpstreamUnavailable("The test says so.")
 
 
 async def test_a_start_whose_client_disconnects_frees_the_key(redis: RedisServer) -> None:
@@ -250,7 +241,7 @@ async def test_a_claim_lives_while_its_stream_waits(redis: RedisServer, monkeypa
     monkeypatch.setattr(idempotency_layer, "CLAIM_S", 0.4)
     async with process(redis) as here, process(redis) as there:
         first = asyncio.create_task(here.start("waiting", gate=asyncio.Event()))
-        await asyncio.sleep(0.1)
+        await until(lambda: here.runs)
         waiting = asyncio.create_task(there.start("waiting"))
         await asyncio.sleep(1.2)
         assert not waiting.done()
@@ -262,16 +253,13 @@ async def test_the_claim_of_a_dead_process_expires(redis: RedisServer, monkeypat
     monkeypatch.setattr(idempotency_layer, "CLAIM_S", 0.5)
     async with process(redis) as here, process(redis) as there:
         first = asyncio.create_task(here.start("dead", gate=asyncio.Event()))
-        await asyncio.sleep(0.1)
+        await until(lambda: here.runs)
         with monkeypatch.context() as dead:
-            dead.setattr(here, "replace_note", _nothing)
+            dead.setattr(here, "replace_note", AsyncMock())
             first.cancel()
             await asyncio.wait([first])
         await asyncio.wait_for(there.start("dead"), 5)
         assert there.runs == 1
-
-
-async def _nothing(*_: object) -> None: ...
 
 
 async def test_a_note_expires_and_does_not_contain_the_key(redis: RedisServer) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +12,7 @@ from app.llm.tokenizer import TokenCounter
 from tests.api.openai.conftest import HELLO as WORDS
 from tests.api.openai.conftest import Api, ask, chunks, refusal, sampling, step
 from tests.pipelines.test_presets import LLM_API, VLLM
+from tests.pipelines.test_presets import answer as llm_api_answer
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import refusal as refused_by_model
@@ -296,26 +295,19 @@ TOKENIZER = {
 }
 
 
-def write_tokenizer(folder: Path, template: str) -> Path:
-    """Returns the folder's parent."""
-    folder.mkdir(parents=True)
-    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return folder.parent
+def tokenizer_in(folder: str, template: str) -> dict[str, bytes]:
+    files = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": {"chat_template": template}}
+    return {f"{folder}/{name}": json.dumps(content).encode() for name, content in files.items()}
 
 
-@pytest.fixture
-async def counting(tmp_path: Path) -> AsyncIterator[Served]:
-    """A backend that counts no tokens, with a folder of tokenizers and no gateway.yaml."""
-    tokenizers = write_tokenizer(tmp_path / "tokenizers" / "model", "{{ messages[0].content }}")
-    answers = [
-        response(
-            tensor("text_output", "BYTES", [text]), tensor("finish_reason", "BYTES", [why]), is_final=why != b"None"
-        )
-        for text, why in ((b"Hi", b"None"), (b"Hi there you", b"stop"))
-    ]
-    async with served(FakeEngine.of(LLM_API, answers=answers), None, tokenizers=tokenizers) as gateway:
-        yield gateway
+counting = gateway_fixture(
+    None,
+    LLM_API,
+    answers=[llm_api_answer("Hi", is_final=False), llm_api_answer("Hi there you", is_final=True)],
+    files=tokenizer_in("tokenizers/model", "{{ messages[0].content }}"),
+    tokenizers="tokenizers",
+)
+"""A backend that counts no tokens, with a folder of tokenizers and no gateway.yaml."""
 
 
 async def test_the_tokenizer_counts_what_the_backend_does_not(counting: Served) -> None:
@@ -336,9 +328,7 @@ async def test_large_texts_are_counted_in_a_thread(counting: Served, monkeypatch
 
     monkeypatch.setattr(TokenCounter, "__call__", counted)
     large = "there " * 3000
-    counting.engine.answers = [
-        response(tensor("text_output", "BYTES", [large.encode()]), tensor("finish_reason", "BYTES", [b"stop"]))
-    ]
+    counting.engine.answers = [llm_api_answer(large, is_final=True)]
     messages = [{"role": "user", "content": large + "you"}]
     answer = (await ask(counting, model="model", messages=messages)).json()
     assert answer["usage"] == {"prompt_tokens": 3001, "completion_tokens": 3000, "total_tokens": 6001}
@@ -346,12 +336,12 @@ async def test_large_texts_are_counted_in_a_thread(counting: Served, monkeypatch
     assert threading.main_thread().name not in threads.values()
 
 
-async def test_the_tokenizer_counts_the_reasoning(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "qwen", "{{ messages[0].content }}<think>")
-    config = "pipelines: {llama: {model: model, preset: vllm, warmup: false, openai: {chat: {tokenizer: qwen}"
-    (tmp_path / "gateway.yaml").write_text(f"{config}, reasoning: qwen3}}}}}}\n")
+async def test_the_tokenizer_counts_the_reasoning() -> None:
+    files = tokenizer_in("qwen", "{{ messages[0].content }}<think>")
+    openai = "{chat: {tokenizer: qwen}, reasoning: qwen3}"
+    config = f"pipelines: {{llama: {{model: model, preset: vllm, warmup: false, openai: {openai}}}}}"
     answers = [step(b"there Hi"), step(b"</think>"), step(b" Hi", reason=b"stop", is_final=True)]
-    async with served(FakeEngine.of(VLLM, answers=answers), tmp_path / "gateway.yaml") as api:
+    async with served(FakeEngine.of(VLLM, answers=answers), config, files=files) as api:
         answer = (await ask(api)).json()
         *_, last, _done = chunks(await ask(api, stream=True, stream_options={"include_usage": True}))
     message = answer["choices"][0]["message"]

@@ -170,8 +170,7 @@ def arguments_of(command: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def row_of(argument: argparse.Action) -> str:
-    text = (argument.help or "").replace("%%", "%").replace("|", "&#124;")
-    return f"| {names_of(argument)} | {text} |"
+    return f"| {names_of(argument)} | {argument.help or ''} |"
 
 
 def names_of(argument: argparse.Action) -> str:

@@ -37,22 +37,24 @@ def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return checked
 
 
-def test_an_error_is_status_1(checked) -> None:
-    status, output, _ = checked("cycle")
-    assert status == 1
-    assert output.splitlines()[0] == "6 models, no gateway.yaml: 1 error"
-
-
-@pytest.mark.parametrize("flags", [(), ("--strict",)])
-def test_a_warning_is_status_0_unless_strict(checked, flags: tuple[str, ...]) -> None:
-    assert checked("unordered-stream", *flags)[0] == len(flags)
-
-
-@pytest.mark.parametrize("code", ["unknown-edge", "batches-of-one"])
-def test_unknown_findings_and_hints_are_not_failures_with_strict(checked, code: str) -> None:
-    flags = ["--config", "gateway.yaml"] if BROKEN[code].gateway else []
-    status, output, _ = checked(code, "--strict", *flags)
-    assert (status, output.count(f" {code} "), output.count(f"\n{code}: ")) == (0, 1, 1)
+@pytest.mark.parametrize(
+    ("code", "flags", "status", "said"),
+    [
+        ("cycle", (), 1, "1 error"),
+        ("unordered-stream", (), 0, "1 warning"),
+        ("unordered-stream", ("--strict",), 1, "1 warning"),
+        ("unknown-edge", ("--strict",), 0, "1 unknown"),
+        ("batches-of-one", ("--strict", "--config", "gateway.yaml"), 0, "1 hint"),
+    ],
+)
+def test_the_status_follows_from_the_severity(
+    checked, code: str, flags: tuple[str, ...], status: int, said: str
+) -> None:
+    found, output, _ = checked(code, *flags)
+    summary, *findings = output.partition("\n\n")[0].splitlines()
+    assert (found, len(findings), summary.partition(": ")[2]) == (status, 1, said)
+    assert f" {code} " in findings[0]
+    assert output.count(f"\n{code}: ") == 1
 
 
 def test_the_summary_counts_models_and_pipelines(pytestconfig: pytest.Config, monkeypatch, capsys) -> None:
@@ -118,6 +120,7 @@ def test_a_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> 
 
 
 Checked = tuple[int, str]
+MIB = 1024 * 1024
 
 
 @pytest.fixture
@@ -151,64 +154,53 @@ def folder(path: Path) -> None:
 
 
 def large(path: Path) -> None:
-    path.write_bytes(b"#" * (max(MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES) + 1))
+    with path.open("wb") as file:
+        file.truncate(64 * MIB + 1 if path.name == "file" else max(MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES) + 1)
 
 
-SPECIAL = [link_to_device, fifo, folder, large]
+SAMPLE = "inputs: {x: {tensor: X, kind: image}}\n    sample: {x: file}"
+TEMPLATE = "inputs: {x: {tensor: X, kind: text}}\n    openai: {chat: {prompt: x, text: y, template: file}}"
 
 
-@pytest.mark.parametrize("make", SPECIAL)
+@pytest.mark.parametrize("make", [link_to_device, fifo, folder, large])
 @pytest.mark.parametrize(
-    ("file", "code"),
-    [("config.pbtxt", "unreadable-config"), ("1/model.py", "script-syntax"), ("1/x.py", "script-syntax")],
+    ("file", "keys", "status", "said"),
+    [
+        ("ident/config.pbtxt", "", 1, "unreadable-config"),
+        ("ident/1/model.py", "", 1, "script-syntax"),
+        ("ident/1/x.py", "", 1, "script-syntax"),
+        ("gateway.yaml", "", 2, "gateway.yaml: "),
+        ("file", SAMPLE, 1, "sample"),
+        ("file", TEMPLATE, 2, "template"),
+    ],
+    ids=["configuration", "script", "another script", "gateway.yaml", "sample", "template"],
 )
 def test_only_regular_files_of_limited_size_are_read(
-    repository: Repository, check: Callable[..., Checked], make: Callable[[Path], None], file: str, code: str
+    repository: Repository,
+    check: Callable[..., Checked],
+    make: Callable[[Path], None],
+    *,
+    file: str,
+    keys: str,
+    status: int,
+    said: str,
 ) -> None:
-    path = repository.path / "ident" / file
-    path.unlink(missing_ok=True)
-    make(path)
-    status, printed = check()
-    assert status == 1
-    assert code in printed
-    assert "cannot be read" in printed
+    """``keys``: of a pipeline that names the file."""
+    repository.model("texts", "X:STRING:1", "Y:STRING:1")
+    if keys:
+        (repository.path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: texts\n    {keys}\n")
+    (repository.path / file).unlink(missing_ok=True)
+    make(repository.path / file)
+    found, printed = check()
+    assert found == status
+    assert re.search(f"{said}.*cannot be read", printed)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [*((each, "cannot be read") for each in SPECIAL), (lambda path: path.symlink_to("no"), "no such file")],
-)
-def test_a_gateway_yaml_that_is_no_small_file_is_status_2(
-    repository: Repository, check: Callable[..., Checked], make: Callable[[Path], None], said: str
-) -> None:
-    make(repository.path / "gateway.yaml")
+def test_a_gateway_yaml_that_links_nowhere_is_status_2(repository: Repository, check: Callable[..., Checked]) -> None:
+    (repository.path / "gateway.yaml").symlink_to("no")
     status, printed = check()
     assert status == 2
-    assert re.search(f"gateway.yaml: .*{said}", printed)
-
-
-@pytest.mark.parametrize("make", SPECIAL)
-@pytest.mark.parametrize(
-    "keys",
-    [
-        "inputs: {x: {tensor: X, kind: image}}\n    sample: {x: file}",
-        "inputs: {x: {tensor: X, kind: text}}\n    openai: {chat: {prompt: x, text: y, template: file}}",
-    ],
-    ids=["sample", "template"],
-)
-def test_files_that_gateway_yaml_names_are_checked_alike(
-    repository: Repository, check: Callable[..., Checked], make: Callable[[Path], None], keys: str
-) -> None:
-    repository.model("texts", "X:STRING:1", "Y:STRING:1")
-    if make is large:
-        with (repository.path / "file").open("wb") as file:
-            file.truncate(65 * 1024 * 1024)
-    else:
-        make(repository.path / "file")
-    (repository.path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: texts\n    {keys}\n")
-    status, printed = check()
-    assert status in {1, 2}
-    assert "cannot be read" in printed
+    assert re.search("gateway.yaml: .*no such file", printed)
 
 
 @pytest.mark.parametrize(("depth", "last"), [(28, "ident"), (28, "absent"), (1200, "ident")])

@@ -25,7 +25,7 @@ from tests.toolkit.http_server import served
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import eventually
-from tests.typescript.building import built_client
+from tests.typescript.test_client import active_streams, built_client
 
 APP = Path(__file__).parent / "npm_app"
 SLOW = {"interval_s": 0.05}
@@ -91,12 +91,6 @@ def test_errors_are_readable(app: Tab) -> None:
     assert (wrong["status"], wrong["code"]) == (422, "invalid_input")
     unknown = app.call("() => errorOf(call('/v1/pipelines/nothing'))")
     assert (unknown["status"], unknown["code"]) == (404, "unknown_pipeline")
-
-
-def test_a_stream_is_read_to_its_end(app: Tab) -> None:
-    assert app.call("read", script(outputs=5)) == ["output"] * 5 + ["done"]
-    failing = script(outputs=2, then="error", error={"code": "INTERNAL", "message": "no"})
-    assert app.call("read", failing) == ["output", "output", "error"]
 
 
 def test_a_stopped_stream_is_cancelled_in_the_model(app: Tab, tmp_path: Path) -> None:
@@ -190,11 +184,6 @@ def tokens(gateway: GatewayProcess) -> str:
     body = {"prompt": "The for statement", "max_tokens": 512, "temperature": 0}
     answer = httpx.post(f"{gateway.url}/v1/pipelines/write", json=body, timeout=60).json()
     return " ".join(map(str, answer["token_id"]))
-
-
-def active_streams(gateway: GatewayProcess) -> int:
-    statistics: dict[str, Any] = httpx.get(f"{gateway.url}/v1/statistics").json()
-    return int(statistics["pipelines"]["write"]["active_streams"])
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from app.api.openapi import PAGE_HEADERS as HEADERS
 from app.api.openapi import pages_of_docs
 from app.routes import create_app
 from app.settings import Settings
-from deploy.console_libraries import FILES as COPIES
-from deploy.console_libraries import LOCK, PURPOSES, VENDOR, copy, installed, readme
+from deploy.console_libraries import LOCK, VENDOR, copy, installed, readme
 from tests.conftest import Require
 from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.toolkit.engine import FakeEngine
@@ -128,11 +127,6 @@ SETTINGS = {"settings"}
 
 def test_the_table_has_the_hash_and_version_of_each_copy() -> None:
     assert (VENDOR / "README.md").read_text() == readme(VENDOR), "run `make vendor`"
-
-
-def test_there_are_no_other_files() -> None:
-    licences = {f"{package.rpartition('/')[2]}.LICENSE" for package in PURPOSES}
-    assert {path.name for path in VENDOR.iterdir()} == {"README.md", *COPIES, *licences}
 
 
 def test_the_lock_names_exact_versions_and_no_host() -> None:

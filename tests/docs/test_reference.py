@@ -1,6 +1,5 @@
 """The reference pages match the code: generated tables, the command line, and the keys of gateway.yaml."""
 
-import argparse
 import re
 import types
 from pathlib import Path
@@ -21,7 +20,7 @@ from app.pipelines import spec
 from app.pipelines.spec import GatewaySpec
 from app.sessions.session import SessionSpec
 from app.settings import PREFIX, Settings
-from deploy.reference import arguments_of, commands_of, default_text, pages, section_of
+from deploy.reference import arguments_of, commands_of, default_text, pages
 from tests.docs.pages import ROOT, rows_under
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -134,20 +133,6 @@ def test_every_command_is_on_the_page_and_has_a_help_text_like_its_arguments() -
     assert len(arguments) > 40
     assert [(prog, each.dest) for prog, each in arguments if not each.help] == []
     assert [command.prog for command, text in COMMANDS if not text] == []
-
-
-def test_an_option_is_a_row_with_its_choices() -> None:
-    parser = argparse.ArgumentParser(prog="triton-gateway dance")
-    parser.add_argument("--tempo", choices=["slow", "fast"], help="100 %% | more")
-    assert section_of(parser, "dance alone").splitlines() == [
-        "## triton-gateway dance",
-        "",
-        "Dance alone.",
-        "",
-        "| argument | meaning |",
-        "|---|---|",
-        "| `--tempo` (slow, fast) | 100 % &#124; more |",
-    ]
 
 
 def test_the_tables_of_headers_are_those_that_pages_of_a_browser_may_use() -> None:

@@ -23,8 +23,8 @@ from tests.live.test_documented_commands import commands, snippets
 
 LANGUAGES = {"sh", "python", "js", "html", "yaml", "nginx"}
 RUN_BY = {
-    ("README.md", "sh"): "tests/docs/test_readme.py",
-    ("app/starter/README.md", "sh"): "tests/docs/test_readme.py",
+    ("README.md", "sh"): "tests/docs/test_tutorials.py",
+    ("app/starter/README.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/explanation/early-exit.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/how-to/javascript.md", "js"): "tests/browser/test_client_pages.py",
     ("docs/how-to/keys.md", "sh"): "tests/docs/test_snippets.py",
@@ -33,7 +33,7 @@ RUN_BY = {
     ("docs/how-to/python-client.md", "python"): "tests/browser/test_client_pages.py",
     ("docs/how-to/sessions.md", "sh"): "tests/live/test_sessions.py",
     ("docs/how-to/standalone-triton.md", "sh"): "tests/live/test_starter.py",
-    ("docs/how-to/own-server.md", "js"): "tests/typescript/test_own_server.py",
+    ("docs/how-to/own-server.md", "js"): "tests/typescript/test_client.py",
     ("docs/reference/websocket.md", "python"): "tests/live/test_sockets.py",
     ("docs/tutorials/llm-in-a-browser.md", "js"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/llm-of-your-triton.md", "python"): "tests/docs/test_tutorials.py",
@@ -41,7 +41,7 @@ RUN_BY = {
     ("docs/tutorials/speak-to-your-triton.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/speak-to-your-triton.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "python"): "tests/docs/test_tutorials.py",
-    ("docs/reference/model-kit.md", "python"): "tests/docs/test_model_kit.py",
+    ("docs/reference/model-kit.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "yaml"): "tests/docs/test_tutorials.py",
 }

@@ -1,24 +1,122 @@
-"""The tutorials and recipes work as printed: files, commands and answers of tutorials with the real Triton."""
+"""README, the tutorials and recipes work as printed: files, commands and answers with the real Triton.
+
+The commands of README run in a folder that looks like the checkout.
+"""
 
 import json
 import shutil
+import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
+from app.cli import STARTER
 from app.core.errors import UpstreamError
+from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from app.pipelines.model_errors import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.docs.walkthrough import Reader, blocks_after
-from tests.toolkit.processes import GatewayProcess, running_triton
+from tests.docs.walkthrough import START_S, Reader, Server, blocks_after
+from tests.toolkit.processes import GatewayProcess, StartGateway, free_ports, live_triton, running_triton
+from tests.toolkit.programs import environment_without_proxies, output_of
 from tests.zoo.kinds import BY_NAME
 from tests.zoo.repository import write_models
+
+MAKE = "make run"
+BLOCKS = blocks_of(ROOT / "README.md")
+COMMANDS = [text for language, text in BLOCKS if language == "sh"]
+foreign = live_triton(lambda folder: shutil.copytree(STARTER, folder, dirs_exist_ok=True))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with links to all files of the checkout, so that commands write no files into the checkout."""
+    for path in ROOT.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def block_with(text: str) -> str:
+    (block,) = [command for command in COMMANDS if text in command]
+    return block
+
+
+def run_in(folder: Path, command: str) -> str:
+    return output_of(["bash", "-euo", "pipefail", "-c", command], folder, environment=environment_without_proxies())
+
+
+@contextmanager
+def served_by(folder: Path, command: str) -> Iterator[str]:
+    """Yields the address of a gateway that the command starts. Stops the gateway with Ctrl-C."""
+    ports = free_ports(2)
+    server = Server.started(command, ports, folder, folder / "log", environment_without_proxies())
+    try:
+        server.wait_until_ready()
+        yield f"http://127.0.0.1:{ports[0]}"
+    finally:
+        server.press_ctrl_c()
+        server.process.wait(START_S)
+
+
+def pipelines_of(url: str) -> set[str]:
+    return {each["name"] for each in httpx.get(f"{url}/v1/pipelines").json()["pipelines"]}
+
+
+@pytest.mark.usefixtures("models_venv")
+@pytest.mark.full
+def test_make_run_serves_the_reference_pipelines(checkout: Path) -> None:
+    (command,) = [each for each in COMMANDS if each.strip() == MAKE]
+    with served_by(checkout, command) as url:
+        assert {"ocr", "insights", "write"} <= pipelines_of(url)
+
+
+@pytest.mark.usefixtures("models_venv")
+def test_the_starter_is_written_checked_and_served(checkout: Path, require: Require) -> None:
+    """The working directory has another gateway.yaml. The requests of the README in the folder work too."""
+    require(shutil.which("curl"), "curl is not installed")
+    with served_by(checkout, block_with("triton-gateway init my_models")) as url:
+        names = pipelines_of(url)
+        answer = httpx.post(f"{url}/v1/pipelines/report", json={"text": "two words"}, timeout=30)
+        (_, requests) = [text for language, text in blocks_of(checkout / "my_models" / "README.md") if language == "sh"]
+        printed = run_in(checkout, requests.replace("http://127.0.0.1:8080", url))
+    assert names == {"count", "report", "words"}
+    assert answer.json() == {"count": 2, "longest": "words", "early_exit": None}
+    assert '"early_exit":"no_text"' in printed
+    assert (printed.count("event: output"), printed.count("event: done")) == (5, 1)
+    assert "no findings" in (checkout / "log").read_text()
+
+
+def test_the_commands_for_a_running_triton_work_with_models_of_the_user(
+    checkout: Path, foreign: EmbeddedTriton
+) -> None:
+    """The working directory has the gateway.yaml of the reference models, which this Triton does not have."""
+    printed = run_in(checkout, block_with("triton-gateway models").replace("127.0.0.1:8001", foreign.grpc_url))
+    assert "text_report" in printed
+    assert "no gateway.yaml: no findings" in printed
+    assert "mine/gateway.yaml has " in printed
+    (command,) = [line for _, text in BLOCKS for line in text.splitlines() if line.endswith("serve --triton HOST:8001")]
+    with served_by(checkout, command.replace("HOST:8001", foreign.grpc_url)) as url:
+        assert {"clean_text", "text_report"} <= pipelines_of(url)
+    assert "gateway.yaml: none; serving every ready model" in (checkout / "log").read_text()
+    (command,) = [line.strip() for line in printed.splitlines() if "triton-gateway serve --triton" in line]
+    with served_by(checkout, f".venv/bin/{command}") as url:
+        assert pipelines_of(url) == {"text_report", "stream_words"}
+
+
+def test_every_command_is_run_by_a_test() -> None:
+    """tests/live/test_documented_commands.py runs the commands that contain the gateway's address."""
+    here = {MAKE, block_with("triton-gateway init my_models").strip(), block_with("triton-gateway models").strip()}
+    assert [text for text in COMMANDS if "http://127.0.0.1:808" not in text and text.strip() not in here] == []
+
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 
@@ -28,12 +126,7 @@ def test_own_ensemble_works_as_printed(tmp_path: Path, require: Require) -> None
     require(shutil.which("curl"), "there is no curl")
     folder = tmp_path / "colours"
     folder.mkdir()
-    reader = Reader(folder)
-    try:
-        reader.follow(blocks_after(TUTORIALS / "own-ensemble.md", "A Python model"))
-    finally:
-        statuses = list(reader.leave())
-    assert statuses == [0]
+    assert Reader(folder).follow(blocks_after(TUTORIALS / "own-ensemble.md", "A Python model")) == [0]
 
 
 def test_llm_of_your_triton_works_as_printed(tmp_path: Path, models_venv: Path, require: Require) -> None:
@@ -46,11 +139,7 @@ def test_llm_of_your_triton_works_as_printed(tmp_path: Path, models_venv: Path, 
     (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with running_triton(EmbeddedOptions(tmp_path / "stand_in", models_venv)) as triton:
         reader = Reader(tmp_path / "folder", {"127.0.0.1:8001": triton.grpc_url})
-        try:
-            reader.follow(blocks_after(TUTORIALS / "llm-of-your-triton.md", "A model folder"))
-        finally:
-            statuses = list(reader.leave())
-    assert statuses == [0] * 2
+        assert reader.follow(blocks_after(TUTORIALS / "llm-of-your-triton.md", "A model folder")) == [0] * 2
 
 
 def test_speak_to_your_triton_works_as_printed(tmp_path: Path, gateway: GatewayProcess, require: Require) -> None:
@@ -110,3 +199,46 @@ def test_the_signed_exit_is_valid_for_its_own_request_only(recipes: dict[str, ob
     signed = recipes["signed_exit"](REQUEST, "no_text")  # type: ignore[operator]
     match = ErrorMatch(code="any", signed=True)
     assert (reason_of(match, signed), reason_of(match, signed, "another")) == ("no_text", None)
+
+
+CONFIG = """
+backend: "python"
+input { name: "TEXT" data_type: TYPE_STRING dims: [1] }
+output { name: "SHOUTED" data_type: TYPE_STRING dims: [1] }
+max_batch_size: 8
+"""
+PIPELINE = """
+pipelines:
+  shout:
+    model: shout
+    inputs: {text: {tensor: TEXT, kind: text}}
+    outputs: {shouted: {tensor: SHOUTED, kind: text}}
+    rejects_input: [shout]
+    early_exit: [{reason: no_text, error: {code: ALREADY_EXISTS, message: "EARLY_EXIT[no_text]"}}]
+"""
+
+
+def write_model(folder: Path) -> None:
+    (folder / "shout" / "1").mkdir(parents=True)
+    (folder / "shout" / "config.pbtxt").write_text(CONFIG)
+    (code,) = [text for language, text in blocks_of(ROOT / "docs/reference/model-kit.md") if language == "python"]
+    (folder / "shout" / "1" / "model.py").write_text(code)
+
+
+shouting = live_triton(write_model)
+
+
+def test_the_model_of_the_page_works(shouting: EmbeddedTriton, start_gateway: StartGateway, tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text(PIPELINE)
+    url = start_gateway(triton_url=shouting.grpc_url, config=str(tmp_path / "gateway.yaml")).url
+    answers = [httpx.post(f"{url}/v1/pipelines/shout", json={"text": text}) for text in ("hello", "", "x" * 1001)]
+    assert [each.status_code for each in answers] == [200, 200, 422]
+    assert answers[0].json() == {"shouted": "HELLO", "early_exit": None}
+    assert answers[1].json() == {"shouted": None, "early_exit": "no_text"}
+
+
+def test_the_kit_is_a_package(tmp_path: Path) -> None:
+    command = ["hatchling", "build", "--target", "wheel", "--directory", tmp_path]
+    subprocess.run([ROOT / ".venv/bin" / command[0], *command[1:]], cwd=ROOT / "model_kit", check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        assert {"model_kit/serving.py", "model_kit/outcomes.py"} < {*wheel.namelist()}

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,14 +68,21 @@ class Reader:
     own: dict[str, str] = field(default_factory=dict)
     servers: list["Server"] = field(default_factory=list)
 
-    def follow(self, blocks: list[Block]) -> None:
+    def follow(self, blocks: list[Block]) -> list[int]:
+        """Stops the last server with Ctrl-C at the end. Returns the exit status of every server."""
         waiting = list(blocks)
-        while waiting:
-            block = waiting.pop(0)
-            printed = ""
-            if waiting and waiting[0].language == "text" and not waiting[0].before and block.language == "sh":
-                printed = waiting.pop(0).text
-            self._do(block, printed)
+        try:
+            while waiting:
+                block = waiting.pop(0)
+                printed = ""
+                if waiting and waiting[0].language == "text" and not waiting[0].before and block.language == "sh":
+                    printed = waiting.pop(0).text
+                self._do(block, printed)
+        finally:
+            if self.servers:
+                self.servers[-1].press_ctrl_c()
+            statuses = [server.process.wait(START_S) for server in self.servers]
+        return statuses
 
     def _do(self, block: Block, printed: str) -> None:
         if path := block.creates or block.extends:
@@ -119,13 +125,6 @@ class Reader:
         for printed, own in self.own.items():
             text = text.replace(printed, own)
         return text
-
-    def leave(self) -> Iterator[int]:
-        """Stops the last server with Ctrl-C. Yields the exit status of every server."""
-        if self.servers:
-            self.servers[-1].press_ctrl_c()
-        for server in self.servers:
-            yield server.process.wait(START_S)
 
 
 @dataclass

@@ -36,7 +36,6 @@ from app.launcher.machine import (
     candidates,
     choose,
     inspect,
-    refusal,
     refusals,
 )
 from deploy.python_mirror import write_mirror
@@ -432,8 +431,3 @@ def test_candidates_are_the_current_python_path_and_pyenv_each_once(tmp_path):
 def test_inspect_returns_the_version_and_nothing_for_another_program(path, version):
     found = inspect(Path(path))
     assert (found and found.version) == version
-
-
-def test_the_error_suggests_a_remedy():
-    assert "pyenv install 3.12" in refusal(None)
-    assert "/opt/python3.13 cannot run the models" in refusal(Path("/opt/python3.13"))

@@ -1,6 +1,10 @@
-"""The linter on a broken repository for each code, on valid repositories, and on the reference models."""
+"""The linter on a broken repository for each code, on valid repositories, and on the reference models.
+
+Also on LLM backends, whose repositories have the files of NVIDIA's backends.
+"""
 
 import builtins
+import json
 import logging
 import re
 from pathlib import Path
@@ -15,7 +19,7 @@ from app.pipelines.file import read_gateway_file
 from app.triton.model_folder import PYTHON
 from app.triton.repository import read_repository
 from tests.docs.pages import ROOT
-from tests.toolkit.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
+from tests.toolkit.broken_repositories import BROKEN, DECOUPLED, FLAG, VLLM, VLLM_COUNTS, Repository, engine, sound
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model
 from tests.triton.fleet.test_balancer import balanced
@@ -25,9 +29,24 @@ LINES = Path(__file__).with_name("findings.txt").read_text().splitlines()
 """A line of output for each code."""
 
 
-def findings_of(broken: Broken, path: Path) -> list[Finding]:
-    config = broken.write(path)
-    return check(read_repository(path / "models"), read_gateway_file(config) if config else None)
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """Has a few valid models."""
+    repository = Repository(tmp_path / "models")
+    sound(repository)
+    return repository
+
+
+def findings(repository: Repository, gateway: str = "") -> list[Finding]:
+    """``gateway``: the text of gateway.yaml; empty: each model is a pipeline."""
+    path = repository.path.parent / "gateway.yaml"
+    if gateway:
+        path.write_text(gateway)
+    return check(read_repository(repository.path), read_gateway_file(path) if gateway else None)
+
+
+def codes(found: list[Finding]) -> list[str]:
+    return [finding.code for finding in found]
 
 
 def test_every_code_has_a_section_and_a_broken_repository() -> None:
@@ -39,23 +58,28 @@ def test_every_code_has_a_section_and_a_broken_repository() -> None:
 
 
 @pytest.mark.parametrize("code", BROKEN)
-def test_a_broken_repository_has_exactly_one_finding_which_is_printed(code: str, tmp_path: Path) -> None:
-    found = findings_of(BROKEN[code], tmp_path)
-    assert [finding.code for finding in found] == [code]
+def test_a_broken_repository_has_exactly_one_finding_which_is_printed(
+    code: str, repository: Repository, tmp_path: Path
+) -> None:
+    BROKEN[code].build(repository)
+    found = findings(repository, BROKEN[code].gateway)
+    assert codes(found) == [code]
     line = text_of(CheckReport(0, None, found), "text").splitlines()[1]
     assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in LINES
 
 
-def test_pipelines_over_an_unreadable_model_have_no_finding_of_their_own(tmp_path: Path) -> None:
+def test_pipelines_over_an_unreadable_model_have_no_finding_of_their_own(repository: Repository) -> None:
     """The model has one finding, and no name of another model is suggested for it."""
     file = "pipelines:\n  p: {model: broken}\n  q: {model: ident, rejects_input: [broken]}\noip: {models: [broken]}\n"
-    repository = Broken(lambda repository: repository.write("broken", "name: {"), refused=True, gateway=file)
-    (finding,) = findings_of(repository, tmp_path)
+    repository.write("broken", "name: {")
+    (finding,) = findings(repository, file)
     assert (finding.code, finding.model) == ("unreadable-config", "broken")
 
 
-def pictures(repository: Repository) -> None:
+@pytest.fixture
+def pictures(repository: Repository) -> Repository:
     repository.model("pictures", "X:STRING:1", "Y:FP32:4")
+    return repository
 
 
 PICTURE = """
@@ -81,22 +105,23 @@ PICTURE = """
         (PICTURE.replace("shape: [-1]", "shape: [3]"), "contract.Y.shape is [3], and the model's output 'Y' is [4]"),
     ],
 )
-def test_samples_and_contracts_are_checked(tmp_path: Path, keys: str, expected: str) -> None:
-    gateway = f"pipelines:\n  p:\n    model: pictures{keys}"
-    (finding,) = findings_of(Broken(pictures, refused=False, gateway=gateway), tmp_path)
+def test_samples_and_contracts_are_checked(pictures: Repository, keys: str, expected: str) -> None:
+    (finding,) = findings(pictures, f"pipelines:\n  p:\n    model: pictures{keys}")
     assert expected in finding.text
 
 
-def test_each_example_is_checked_like_the_sample(tmp_path: Path) -> None:
+def test_each_example_is_checked_like_the_sample(pictures: Repository, tmp_path: Path) -> None:
     (tmp_path / "light.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     examples = "\n    examples:\n      light: {image: light.png}\n      dark: {image: absent.png}\n"
     gateway = f"pipelines:\n  p:\n    model: pictures\n    inputs: {{image: {{tensor: X, kind: image}}}}{examples}"
-    (finding,) = findings_of(Broken(pictures, refused=False, gateway=gateway), tmp_path)
+    (finding,) = findings(pictures, gateway)
     assert finding.code == "sample"
     assert "gateway.yaml:7: pipelines.p.examples.dark.image names a file that cannot be read" in finding.text
 
 
-def test_the_file_of_a_sample_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_a_sample_is_read_once(
+    pictures: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file may have 64 MiB."""
     opened: list[str] = []
     real_open = builtins.open
@@ -108,17 +133,15 @@ def test_the_file_of_a_sample_is_read_once(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     monkeypatch.setattr(builtins, "open", counting)
     gateway = f"pipelines:\n  p:\n    model: pictures{PICTURE.replace('contract: {Y: {shape: [-1]}}', '')}"
-    assert findings_of(Broken(pictures, refused=False, gateway=gateway), tmp_path) == []
+    assert findings(pictures, gateway) == []
     assert opened.count("picture.png") == 1
 
 
-def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:
-    def build(repository: Repository) -> None:
-        repository.model("broken", "X", "Y", script=f"open('{tmp_path}/executed', 'w')")
-        (repository.path / "broken" / "1" / "words.py").write_text("def words(\n")
-        (repository.path / "broken" / "1" / "old.py").write_text('PATTERN = "\\d"\n')
-
-    (finding,) = findings_of(Broken(build, refused=False), tmp_path)
+def test_scripts_of_a_model_are_parsed_but_not_executed(repository: Repository, tmp_path: Path) -> None:
+    repository.model("broken", "X", "Y", script=f"open('{tmp_path}/executed', 'w')")
+    (repository.path / "broken" / "1" / "words.py").write_text("def words(\n")
+    (repository.path / "broken" / "1" / "old.py").write_text('PATTERN = "\\d"\n')
+    (finding,) = findings(repository)
     assert finding.code == "script-syntax"
     assert finding.text.startswith(f"{tmp_path}/models/broken/1/words.py:1: '(' was never closed, as Python 3.")
     assert not (tmp_path / "executed").exists()
@@ -136,17 +159,14 @@ def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:
     ],
 )
 def test_a_step_that_may_fail_must_not_run_in_parallel(
-    tmp_path: Path, steps, rejects: str, found_steps: list[int]
+    repository: Repository, steps, rejects: str, found_steps: list[int]
 ) -> None:
-    def build(repository: Repository) -> None:
-        repository.model("gate", "X", "Y")
-        repository.model("full", "X", "Y", "dynamic_batching { default_queue_policy { max_queue_size: 4 } }")
-        repository.ensemble("inner", "X", "Y", "gate X=X > Y=Y")
-        outputs = "Y Z" if any("=Z" in step for step in steps) else "Y"
-        repository.ensemble("broken", "X", outputs, *steps)
-
-    gateway = f"pipelines: {{p: {{model: broken, rejects_input: [{rejects}]}}}}\n"
-    found = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    repository.model("gate", "X", "Y")
+    repository.model("full", "X", "Y", "dynamic_batching { default_queue_policy { max_queue_size: 4 } }")
+    repository.ensemble("inner", "X", "Y", "gate X=X > Y=Y")
+    outputs = "Y Z" if any("=Z" in step for step in steps) else "Y"
+    repository.ensemble("broken", "X", outputs, *steps)
+    found = findings(repository, f"pipelines: {{p: {{model: broken, rejects_input: [{rejects}]}}}}\n")
     assert [(each.code, each.step) for each in found] == [("parallel-failure", step) for step in found_steps]
 
 
@@ -166,24 +186,19 @@ COALESCED = ", idempotent: true, sample: {x: [1.0, 2.0]}, coalesce: true"
     ],
 )
 def test_a_model_whose_requests_nobody_joins_has_a_hint(
-    tmp_path: Path, rest: str, batch: int, keys: str, found: list[str]
+    repository: Repository, rest: str, batch: int, keys: str, found: list[str]
 ) -> None:
-    def build(repository: Repository) -> None:
-        repository.model("broken", "X:FP32:2", "Y:FP32:2", rest, batch=batch)
-
+    repository.model("broken", "X:FP32:2", "Y:FP32:2", rest, batch=batch)
     fields = "inputs: {x: {tensor: X}}, outputs: {y: {tensor: Y}}"
-    gateway = f"pipelines: {{p: {{model: broken, {fields}{keys}}}}}\n"
-    hints = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    hints = findings(repository, f"pipelines: {{p: {{model: broken, {fields}{keys}}}}}\n")
     assert [(each.code, each.model) for each in hints] == [("batches-of-one", model) for model in found]
 
 
-def test_the_hint_names_the_step_of_an_ensemble(tmp_path: Path) -> None:
-    def build(repository: Repository) -> None:
-        repository.model("joined", "X", "Y", DYNAMIC, batch=8)
-        repository.model("alone", "X", "Y", batch=8)
-        repository.ensemble("both", "X", "Y", "joined X=X > Y=t", "alone X=t > Y=Y", batch=8)
-
-    (hint,) = findings_of(Broken(build, refused=False, gateway="pipelines: {p: {model: both}}\n"), tmp_path)
+def test_the_hint_names_the_step_of_an_ensemble(repository: Repository) -> None:
+    repository.model("joined", "X", "Y", DYNAMIC, batch=8)
+    repository.model("alone", "X", "Y", batch=8)
+    repository.ensemble("both", "X", "Y", "joined X=X > Y=t", "alone X=t > Y=Y", batch=8)
+    (hint,) = findings(repository, "pipelines: {p: {model: both}}\n")
     assert (hint.code, hint.model, hint.pipeline) == ("batches-of-one", "alone", "p")
 
 
@@ -258,14 +273,12 @@ def chain(*steps: str, outputs: str = "Y") -> tuple[str, ...]:
     ],
     ids=str,
 )
-def test_the_findings_of_a_repository(tmp_path: Path, added: list[Any], expected: list[Any]) -> None:
-    """``added``: to a valid repository; a number at the end is ``max_batch_size``."""
-    repository = Repository(tmp_path)
-    sound(repository)
+def test_the_findings_of_a_repository(repository: Repository, added: list[Any], expected: list[Any]) -> None:
+    """``added``: to the valid models; a number at the end is ``max_batch_size``."""
     for kind, *given in added:
         batch = {"batch": given.pop()} if isinstance(given[-1], int) else {}
         getattr(repository, kind)(*given, **batch)
-    assert [(each.code, each.step, each.tensor) for each in check(read_repository(tmp_path))] == expected
+    assert [(each.code, each.step, each.tensor) for each in findings(repository)] == expected
 
 
 def test_models_listed_under_oip_must_exist(tmp_path: Path, pytestconfig: pytest.Config) -> None:
@@ -284,3 +297,130 @@ async def test_a_different_signature_at_one_triton_is_a_finding(caplog: pytest.L
         await log_findings(balancer, None)
     found = [record for record in caplog.records if getattr(record, "code", "") == "other-signature"]
     assert [(record.__dict__["model"], "triton-1:1" in record.message) for record in found] == [("m", True)]
+
+
+TWO = "instance_group [ { kind: KIND_CPU count: 2 } ]"
+
+
+def ensemble_of_engine(
+    repository: Repository, rest_of_postprocessing: str = "", rest_of_engine: str = DECOUPLED
+) -> None:
+    """TensorRT-LLM's ensemble, with few of its tensors."""
+    tokens = "IDS:INT32:-1"
+    repository.model("preprocessing", "QUERY:STRING:1 WORDS:STRING:-1:optional LENGTH:INT32:1", tokens)
+    repository.model("tensorrt_llm", "input_ids:INT32:-1", "output_ids:INT32:-1", rest_of_engine)
+    repository.model("postprocessing", "TOKENS:INT32:-1", "OUTPUT:STRING", rest_of_postprocessing)
+    repository.ensemble(
+        "ensemble",
+        "text_input:STRING:1 max_tokens:INT32:1 stop_words:STRING:-1:optional",
+        "text_output:STRING",
+        "preprocessing QUERY=text_input WORDS=stop_words LENGTH=max_tokens > IDS=ids",
+        "tensorrt_llm input_ids=ids > output_ids=tokens",
+        "postprocessing TOKENS=tokens > OUTPUT=text_output",
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("vllm", "the preset vllm uses 'return_finish_reason' and 'finish_reason', which the model does not have"),
+        ("tensorrt_llm", "; the model has the tensors of the preset vllm"),
+    ],
+)
+def test_a_declared_preset_is_compared_with_the_model(repository: Repository, preset: str, expected: str) -> None:
+    BROKEN["preset-mismatch"].build(repository)
+    found = findings(repository, f"pipelines: {{llm: {{model: broken, preset: {preset}}}}}\n")
+    (mismatch,) = (each for each in found if each.code == "preset-mismatch")
+    assert expected in mismatch.text
+    assert (mismatch.model, mismatch.pipeline) == ("broken", "llm")
+
+
+def test_a_tensor_of_another_name_can_be_declared(repository: Repository) -> None:
+    outputs = "text_output:STRING logprobs:STRING num_input_tokens:UINT32:1 num_output_tokens:UINT32 WHY:STRING"
+    repository.model("llm", f"{VLLM} {VLLM_COUNTS} tell_why:{FLAG}", outputs, DECOUPLED)
+    fields = "parameters: {return_finish_reason: {tensor: tell_why}}, outputs: {finish_reason: {tensor: WHY}}"
+    pipelines = "pipelines: {{llm: {{model: llm, preset: vllm{}}}}}\n"
+    assert codes(findings(repository, pipelines.format(""))) == ["preset-mismatch"]
+    assert findings(repository, pipelines.format(f", {fields}")) == []
+
+
+@pytest.mark.parametrize("given", ["decoupled: False", "decoupled: True"])
+def test_the_llm_api_model_streams_as_its_model_yaml_says(repository: Repository, given: str) -> None:
+    BROKEN["not-decoupled"].build(repository)
+    text = f"model: TinyLlama\nbackend: pytorch\ntriton_config:\n  max_batch_size: 0\n  {given}\n"
+    (repository.path / "broken" / "1" / "model.yaml").write_text(text)
+    assert codes(findings(repository)) == (["not-decoupled"] if "False" in given else [])
+
+
+@pytest.mark.parametrize("text", ["triton_config: [", "- a", "triton_config: {decoupled: maybe}", "", "\xff"])
+def test_a_model_yaml_of_another_kind_is_ignored(repository: Repository, text: str) -> None:
+    BROKEN["not-decoupled"].build(repository)
+    (repository.path / "broken" / "1" / "model.yaml").write_bytes(text.encode("latin-1"))
+    assert codes(findings(repository)) == ["not-decoupled"]
+
+
+def test_a_pipeline_without_streams_needs_no_decoupled_model(repository: Repository) -> None:
+    BROKEN["not-decoupled"].build(repository)
+    keys = "model: broken, preset: tensorrt_llm_api"
+    assert findings(repository, f"pipelines: {{llm: {{{keys}, stream: false}}}}\n") == []
+    assert codes(findings(repository, f"pipelines: {{llm: {{{keys}}}}}\n")) == ["not-decoupled"]
+
+
+@pytest.mark.parametrize(
+    ("accumulates", "expected"),
+    [("", ["split-characters"]), ("false", ["split-characters"]), ("${accumulate_tokens}", ["split-characters"])]
+    + [(each, list[str]()) for each in ("true", "True", "yes", "1", "t")],
+)
+def test_a_script_must_accumulate_tokens(repository: Repository, accumulates: str, expected: list[str]) -> None:
+    """The values are those that the script of ``tensorrt_llm_bls`` knows."""
+    engine("tensorrt_llm_bls", accumulate_tokens=accumulates)(repository)
+    assert codes(findings(repository)) == expected
+
+
+def test_a_script_that_does_not_stream_may_decode_at_once(repository: Repository) -> None:
+    engine("tensorrt_llm_bls", decoupled=False)(repository)
+    assert codes(findings(repository)) == ["not-decoupled"]
+    assert (
+        findings(repository, "pipelines: {llm: {model: tensorrt_llm_bls, stream: false, preset: tensorrt_llm}}\n") == []
+    )
+
+
+def test_the_ensemble_splits_characters(repository: Repository) -> None:
+    ensemble_of_engine(repository)
+    found = [each for each in findings(repository) if each.code != "preset-mismatch"]
+    assert codes(found) == ["split-characters"]
+    assert found[0].text.endswith("use tensorrt_llm_bls with accumulate_tokens: true")
+
+
+def test_the_ensemble_mixes_tokens_with_several_instances_of_postprocessing(repository: Repository) -> None:
+    ensemble_of_engine(repository, TWO)
+    found = findings(repository)
+    assert [(each.model, each.step) for each in found if each.code == "unordered-stream"] == [("ensemble", 3)]
+
+
+def test_the_ensemble_over_an_engine_that_is_not_decoupled_cannot_stream(repository: Repository) -> None:
+    ensemble_of_engine(repository, TWO, "")
+    assert set(codes(findings(repository))) == {"preset-mismatch", "not-decoupled"}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [('key: "ENABLE_VLLM_HEALTH_CHECK" value { string_value: "True" }', []), ('key: "a"', ["no-health-check"])],
+)
+@pytest.mark.parametrize("backend", ['backend: "vllm"', ""])
+def test_a_vllm_model_checks_its_engine(
+    repository: Repository, backend: str, parameter: str, expected: list[str]
+) -> None:
+    """Without ``backend``, Triton chooses it by the file model.json."""
+    repository.write("llm", f'name: "llm"\n{backend}\nparameters {{ {parameter} }}')
+    (repository.path / "llm" / "1" / "model.json").write_text(json.dumps({"model": "facebook/opt-125m"}))
+    assert codes(findings(repository)) == expected
+
+
+def test_a_pipeline_over_an_auto_completed_model_is_not_checked(repository: Repository) -> None:
+    repository.write("llm", 'name: "llm"\nbackend: "vllm"\nparameters { key: "ENABLE_VLLM_HEALTH_CHECK" }')
+    found = findings(repository, "pipelines: {llm: {model: llm, preset: vllm}}\n")
+    assert codes(found) == ["no-health-check", "unknown-edge"]
+    assert found[1].text == (
+        "pipeline 'llm' relies on auto-completion: its fields are not checked (to check them, use --triton)"
+    )

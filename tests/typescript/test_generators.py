@@ -16,7 +16,7 @@ from tests.live.openapi_document import CHECKED_IN, ROOT, document_at, settings_
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.keys import key_text
 from tests.toolkit.processes import GatewayProcess, StartGateway
-from tests.typescript.building import call
+from tests.typescript.test_client import call
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

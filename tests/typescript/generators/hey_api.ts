@@ -22,6 +22,6 @@ const raw = await client.post<RunOcrResponses, RunOcrErrors>({
 });
 const exits: ("no_text" | null | undefined)[] = [json, form, raw].map(({ data }) => data?.early_exit);
 
-const written = await runWrite({ body: { prompt: "The for statement" } });
+const written = await runWrite({ body: { prompt: "The for statement", max_tokens: 12, temperature: 0 } });
 const refused = await runWrite({ body: { prompt: "x", max_tokens: 9999 } });
 console.log(JSON.stringify([...exits, written.data?.finish_reason, refused.error?.code]));

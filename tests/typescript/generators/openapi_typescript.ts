@@ -24,6 +24,6 @@ const raw = await client.POST("/v1/pipelines/ocr", {
 const results = [json, form, raw].map(({ data }) => data satisfies Result | undefined);
 const exits: ("no_text" | null | undefined)[] = results.map((result) => result?.early_exit);
 
-const written = await client.POST("/v1/pipelines/write", { body: { prompt: "The for statement" } });
+const written = await client.POST("/v1/pipelines/write", { body: { prompt: "The for statement", max_tokens: 12, temperature: 0 } });
 const refused = await client.POST("/v1/pipelines/write", { body: { prompt: "x", max_tokens: 9999 } });
 console.log(JSON.stringify([...exits, written.data?.finish_reason, refused.error?.code]));

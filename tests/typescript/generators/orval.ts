@@ -19,7 +19,7 @@ const raw = await fetch(json.getRunOcrUrl(), {
 const results = answers.map((answer) => (answer.status === 200 ? answer.data : undefined));
 const exits = [...results, (await raw.json()) as json.OcrResult].map((result) => result?.early_exit);
 
-const written = await json.runWrite({ prompt: "The for statement" });
+const written = await json.runWrite({ prompt: "The for statement", max_tokens: 12, temperature: 0 });
 const refused = await json.runWrite({ prompt: "x", max_tokens: 9999 });
 const reason = written.status === 200 ? written.data.finish_reason : undefined;
 console.log(JSON.stringify([...exits, reason, refused.status === 422 ? refused.data.code : undefined]));

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.config.document import words_of
 from app.core.errors import Unusable
@@ -114,11 +113,8 @@ def _switch(value: Any) -> Any:
     return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
 
 
-_LIST = (
-    NoDecode,
-    BeforeValidator(
-        lambda value: [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    ),
+_LIST = BeforeValidator(
+    lambda value: [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 )
 """A text with commas."""
 
@@ -132,10 +128,10 @@ def _is_development(given: dict[str, Any]) -> bool:
     return _is_embedded(given) and given.get("api_keys_file") is None and is_loopback(given.get("host", ""))
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """``Settings(...)`` reads no environment variables; :func:`read_settings` does."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
@@ -170,18 +166,18 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(
         None, description="the file of API keys; with it, each request needs one of these keys"
     )
-    cors_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], *_LIST] = Field(
+    cors_origins: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], _LIST] = Field(
         (), description="origins whose pages may call the gateway, separated by commas; * for every origin"
     )
-    cors_headers: Annotated[tuple[Annotated[str, AfterValidator(_header)], ...], *_LIST] = Field(
+    cors_headers: Annotated[tuple[Annotated[str, AfterValidator(_header)], ...], _LIST] = Field(
         (), description="further request headers that these pages may send, separated by commas"
     )
-    allowed_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], *_LIST] = Field(
+    allowed_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], _LIST] = Field(
         (),
         description="names under which the gateway may be called besides localhost, separated by commas (default: all; "
         "on a loopback address without keys: none)",
     )
-    image_hosts: Annotated[tuple[Annotated[str, AfterValidator(_image_host)], ...], *_LIST] = Field(
+    image_hosts: Annotated[tuple[Annotated[str, AfterValidator(_image_host)], ...], _LIST] = Field(
         (),
         description="hosts from which the gateway downloads the images of chats by https, separated by commas; "
         "http://HOST allows http (default: none)",
@@ -292,18 +288,6 @@ class Settings(BaseSettings):
         own = Path(sys.prefix)
         return next((each for each in (self.embedded_venv, own.parent / self.embedded_venv) if each.exists()), own)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only the arguments: :func:`read_settings` passes the environment in, which tests can then replace."""
-        return (init_settings,)
-
 
 def config_beside(repository: Path) -> Path:
     """Returns the path of a repository's gateway.yaml: in the repository; for the default repository, in ``.``."""
@@ -324,10 +308,9 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> S
             unknown.append(f"{name} is not a setting" + (f"; did you mean {PREFIX}{found}?" if found else ""))
     if unknown:
         raise SettingsError("\n".join(unknown))
-    source = EnvSettingsSource(Settings)
-    source.env_vars = {name.lower(): value for name, value in own.items() if value}
+    variables = {name.removeprefix(PREFIX).lower(): value for name, value in own.items() if value}
     try:
-        return Settings(**(source() | dict(flags)))
+        return Settings.model_validate({**variables, **flags})
     except ValidationError as exc:
         wrong = [
             f"{PREFIX}{str(each['loc'][0]).upper()} is wrong: {words_of(each)}"

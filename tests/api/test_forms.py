@@ -1,15 +1,13 @@
 """Heads of parts and their parameters: what browsers and clients send, and limits for what attackers send."""
 
-import random
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.pipelines import forms
-from app.api.pipelines.forms import MAX_HEAD_BYTES, MAX_PARAMETERS, parts_of
+from app.api.pipelines.forms import MAX_HEADER_BYTES, MAX_HEADERS, parts_of
 from app.core.errors import InvalidInput, InvalidRequest
+from app.pipelines.body import FilePart
 
 FORM = "multipart/form-data; boundary=x"
 
@@ -43,83 +41,36 @@ def test_the_name_of_a_part(disposition: bytes, name: str) -> None:
     assert parts_of(FORM, body_with(disposition)) == {name: b"content"}
 
 
-@pytest.mark.parametrize(
-    "disposition",
-    [
-        b"",
-        b"form-data",
-        b'attachment; name="a"',
-        b'form-data; name="a',
-        b'form-data; name=a"b',
-        b'form-data; name="a"b',
-        b'form-data; name "a"',
-    ],
-)
-def test_a_part_without_a_clear_name_is_refused(disposition: bytes) -> None:
+@pytest.mark.parametrize("disposition", [b"", b"form-data", b'attachment; name="a"', b'form-data; name "a"', b"name=a"])
+def test_a_part_without_a_name_is_refused(disposition: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parts_of(FORM, body_with(disposition))
 
 
-USUAL_HEADS = [
-    b'\r\nContent-Disposition: form-data; name="image"; filename="1.png"\r\nContent-Type: image/png',
-    b'\r\ncontent-disposition: form-data; name="image"; filename="1.png"',
-    b'\r\nContent-Disposition: form-data; name="n"\r\nContent-Type: text/plain',
-    b'\r\nContent-Disposition: form-data; name="n"',
-]
-FRAGMENTS = [b"\r\n", b"\r", b"\n", b'"', b"\\", b";", b" ", b":", b"=", b"\xff", b"\0", b"A", *USUAL_HEADS]
-
-
-def mutated(head: bytes, chance: random.Random) -> bytes:
-    for _ in range(chance.randrange(4)):
-        start = chance.randrange(len(head) + 1)
-        head = head[:start] + chance.choice([b"", *FRAGMENTS]) + head[start + chance.randrange(3) :]
-    return head
-
-
-def parts_after(head: bytes) -> dict[str, bytes | list[bytes]] | None:
-    """The parts of a form whose second part has this head; None if the form is refused."""
-    begun = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x'
-    try:
-        return parts_of(FORM, memoryview(begun + head + b"\r\n\r\n2\r\n--x--\r\n"), ["a"])
-    except InvalidRequest:
-        return None
-
-
-def test_the_pattern_of_usual_heads_finds_the_same_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = random.Random(1)
-    heads = [mutated(chance.choice(USUAL_HEADS), chance) for _ in range(20_000)]
-    assert 5000 < sum(forms._USUAL_HEAD.fullmatch(head + b"\r\n\r\n") is not None for head in heads) < 15_000
-    found = [parts_after(head) for head in heads]
-    monkeypatch.setattr(forms, "_USUAL_HEAD", re.compile(b"(?!)"))
-    assert found == [parts_after(head) for head in heads]
+@pytest.mark.parametrize("name", [b"filename", b"filename*"])
+def test_a_part_with_a_file_name_is_a_file(name: bytes) -> None:
+    """urllib3 before 2.0 sends names that are not ASCII as ``filename*`` only."""
+    assert type(parts_of(FORM, body_with(b'form-data; name="a"; %b=x' % name))["a"]) is FilePart
+    assert type(parts_of(FORM, body_with(b'form-data; name="a"'))["a"]) is bytes
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-def test_the_head_of_a_part_is_limited(extra: int) -> None:
-    head = b'\r\nContent-Disposition: form-data; name="a"\r\nX: '
-    filling = b"y" * (MAX_HEAD_BYTES - len(head) - len(b"\r\n\r\n") + extra)
-    body = memoryview(b"--x" + head + filling + b"\r\n\r\ncontent\r\n--x--\r\n")
+@pytest.mark.parametrize("limit", ["bytes", "headers"])
+def test_the_head_of_a_part_is_limited(limit: str, extra: int) -> None:
+    header = b"X: " + b"y" * (MAX_HEADER_BYTES - len("X: ") + extra)
+    headers = [header] if limit == "bytes" else [b"X: y"] * (MAX_HEADERS - 1 + extra)
+    body = body_with(b'form-data; name="a"', *headers)
     if not extra:
         assert parts_of(FORM, body) == {"a": b"content"}
         return
-    with pytest.raises(InvalidRequest, match=str(MAX_HEAD_BYTES)):
+    with pytest.raises(InvalidRequest, match=str(MAX_HEADER_BYTES)):
         parts_of(FORM, body)
 
 
-@pytest.mark.parametrize("parameter", [b"; b=c", b";", b'; b="c;d"'])
-def test_the_parameters_of_a_part_are_limited(parameter: bytes) -> None:
-    at_limit = b'form-data; name="a"' + parameter * (MAX_PARAMETERS - 1)
-    assert parts_of(FORM, body_with(at_limit)) == {"a": b"content"}
-    with pytest.raises(InvalidRequest, match=str(MAX_PARAMETERS)):
-        parts_of(FORM, body_with(at_limit + parameter))
-
-
-@pytest.mark.parametrize("filling", ["; a=b" * MAX_PARAMETERS, ";" * MAX_PARAMETERS, "; a=" + "b" * MAX_HEAD_BYTES])
-def test_the_content_type_of_a_form_is_limited(filling: str) -> None:
-    body = body_with(b'form-data; name="a"')
-    assert parts_of(f"{FORM}; charset=utf-8", body) == {"a": b"content"}
+@pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary=" + "x" * 300])
+def test_a_form_needs_a_boundary(content_type: str) -> None:
     with pytest.raises(InvalidRequest):
-        parts_of(FORM + filling, body)
+        parts_of(content_type, body_with(b'form-data; name="a"'))
 
 
 def form(*parts: tuple[str, bytes]) -> memoryview:
@@ -145,10 +96,7 @@ def test_the_parts_of_a_list_are_limited() -> None:
 def test_a_form_has_its_parts_wherever_a_window_ends(data: st.DataObject, window_bytes: int) -> None:
     pieces = st.lists(st.sampled_from([b"a", b"\r", b"\n", b"-", b"\r\n--", b"x", b"--x", b"\r\n\r\n", b"\0" * 90]))
     contents = data.draw(st.lists(pieces.map(b"".join).filter(lambda content: b"\r\n--x" not in content)))
-    preamble = data.draw(st.sampled_from([b"", b"\r\n", b"text\r\n"]))
-    body = (
-        preamble + bytes(form(("n", b""), *[("a", content) for content in contents])) + data.draw(pieces.map(b"".join))
-    )
+    body = bytes(form(("n", b""), *[("a", content) for content in contents])) + data.draw(pieces.map(b"".join))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forms, "WINDOW_BYTES", window_bytes)
         found = parts_of(FORM, memoryview(body), ["a"])
@@ -156,7 +104,10 @@ def test_a_form_has_its_parts_wherever_a_window_ends(data: st.DataObject, window
 
 
 @pytest.mark.parametrize("kept", range(1, 70))
-def test_a_form_without_its_end_is_refused(kept: int) -> None:
+def test_a_form_without_its_end_is_refused(kept: int, caplog: pytest.LogCaptureFixture) -> None:
     body = bytes(form(("a", b"content")))
     with pytest.raises(InvalidRequest):
         parts_of(FORM, memoryview(body)[: len(body) - 4][:kept])
+    with pytest.raises(InvalidRequest):
+        parts_of(FORM, memoryview(b"text" + body))
+    assert not caplog.records, "callers could fill the log"

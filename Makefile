@@ -56,7 +56,7 @@ bench-load: tools ## measure the gateway far above its capacity, and write docs/
 	@$(SCRATCH) $(BIN)/python -m benchmarks load --write docs/benchmarks
 
 openapi: tools ## generate openapi.json from the running reference pipelines
-	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document
+	@$(SCRATCH) $(BIN)/python -m tests.live.test_openapi
 
 reference: tools ## generate the tables of docs/reference and the page of the command line
 	@$(BIN)/python -m deploy.reference

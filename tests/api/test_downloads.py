@@ -12,7 +12,7 @@ import pytest
 
 from app.api.downloads import MAX_DOWNLOADS, ImageDownloads, is_public, resolve
 from tests.toolkit.certificates import Authority
-from tests.toolkit.image_host import GIF, PNG, ImageHost, answer, image_host
+from tests.toolkit.http_server import GIF, PNG, ImageHost, answer, image_host
 
 HOST = "images.example.com"
 ANSWERS = {

@@ -13,9 +13,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.browser.page import WAIT_S, ChromiumTab, ConsolePage, Firefox, Tab, running_firefox
 from tests.conftest import Require
-from tests.toolkit.environments import npm_environment
+from tests.toolkit.environments import npm_environment, short_path
 from tests.toolkit.processes import GatewayProcess
-from tests.toolkit.short_paths import short_path
 
 AXE = """
 const [source, rules, done] = arguments;

@@ -14,7 +14,7 @@ from app.http1.websocket import CloseReason
 from tests.browser.conftest import running_chromium
 from tests.browser.page import ConsolePage, Firefox
 from tests.conftest import Require
-from tests.live.speech import SAMPLE, SAMPLE_TEXT, has_espeak, room, silence, speak, wave_file
+from tests.live.test_speech import SAMPLE, SAMPLE_TEXT, has_espeak, room, silence, speak, wave_file
 from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.waiting import eventually
 

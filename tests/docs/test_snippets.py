@@ -28,7 +28,7 @@ RUN_BY = {
     ("docs/explanation/early-exit.md", "python"): "tests/docs/test_tutorials.py",
     ("docs/how-to/javascript.md", "js"): "tests/browser/test_client_pages.py",
     ("docs/how-to/keys.md", "sh"): "tests/docs/test_snippets.py",
-    ("docs/how-to/migration.md", "python"): "tests/clients/test_python_clients.py",
+    ("docs/how-to/migration.md", "python"): "tests/clients/test_reference_models.py",
     ("docs/how-to/proxies.md", "nginx"): "tests/toolkit/nginx.py",
     ("docs/how-to/python-client.md", "python"): "tests/browser/test_client_pages.py",
     ("docs/how-to/sessions.md", "sh"): "tests/live/test_sessions.py",

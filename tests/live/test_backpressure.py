@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.chaos.reply import dechunked
+from tests.live.chaos.client import dechunked
+from tests.toolkit.connections import post
 from tests.toolkit.events import Event, checked, parsed
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, live_triton, scripted_models
-from tests.toolkit.raw_http import post
 
 KIB = 1024
 GATEWAY_GROWTH = 4 * KIB * KIB

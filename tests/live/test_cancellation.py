@@ -15,10 +15,9 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.shared_memory.regions import LARGE_BYTES
-from tests.toolkit.connections import Connection
+from tests.toolkit.connections import Connection, dialed, get, post, received, rest
 from tests.toolkit.executions import check_usually_below, settled_executions
 from tests.toolkit.processes import LIVE, GatewayProcess, live_gateway, live_triton, scripted_models
-from tests.toolkit.raw_http import dialed, get, post, received, rest
 from tests.toolkit.waiting import eventually
 
 

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.launcher.launch import EmbeddedOptions
+from tests.toolkit.connections import post
 from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, configured_gateway, running_triton, wait_until_ready
-from tests.toolkit.raw_http import post
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
 BAD, KILLER = 13, 666

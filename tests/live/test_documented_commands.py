@@ -13,7 +13,7 @@ import yaml
 
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.speech import SAMPLE_TEXT
+from tests.live.test_speech import SAMPLE_TEXT
 from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.programs import environment_without_proxies, output_of
 

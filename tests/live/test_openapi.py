@@ -1,9 +1,16 @@
-"""The OpenAPI document is valid, the checked-in file is up to date, and generated requests get described answers."""
+"""The OpenAPI document is valid, the checked-in file is up to date, and generated requests get described answers.
+
+`make openapi` runs this module: it writes ``openapi.json`` of the reference pipelines from a running gateway with API
+keys.
+"""
 
 import json
 import os
 import subprocess
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -12,15 +19,28 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from app.launcher.launch import EmbeddedOptions
 from tests.conftest import Require
-from tests.live.openapi_document import CHECKED_IN, document_at, settings_in
 from tests.toolkit.environments import ROOT, locked_environment
-from tests.toolkit.keys import bearer
+from tests.toolkit.keys import bearer, entry, write_keys
 from tests.toolkit.processes import StartGateway, running_gateway, running_triton
 
+CHECKED_IN = ROOT / "openapi.json"
 RUN_S = 300
 HOOKS = Path(__file__).parent / "schemathesis" / "hooks.py"
 """The expected failures, each with its reason."""
 OPTIONS = ["--checks", "all", "--max-time", str(RUN_S), "--suppress-health-check", "all", "--continue-on-failure"]
+
+
+def document_at(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    document: dict[str, Any] = httpx.get(f"{url}/openapi.json", headers=headers).raise_for_status().json()
+    return document
+
+
+def settings_in(folder: Path) -> dict[str, str]:
+    """The settings of a gateway with the reference pipelines and a key without limits, ``everything``."""
+    return {
+        "config": str(ROOT / "gateway.yaml"),
+        "api_keys_file": str(write_keys(folder / "keys.yaml", entry("everything"))),
+    }
 
 
 @pytest.fixture
@@ -59,3 +79,16 @@ def test_every_check_of_schemathesis_holds_for_five_minutes(
             )
     print(done.stdout[-2000:])  # noqa: T201 - pytest shows the figures of the run with -s
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr
+
+
+def write() -> None:
+    """Starts Triton with the reference models and a gateway, and writes the document of the gateway."""
+    with running_triton(EmbeddedOptions(ROOT / "triton_models", ROOT / ".venv-triton")) as triton:
+        folder = Path(tempfile.mkdtemp())
+        with running_gateway(folder, triton_url=triton.grpc_url, **settings_in(folder)) as gateway:
+            document = document_at(gateway.url, bearer("everything"))
+            CHECKED_IN.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    write()

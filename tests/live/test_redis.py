@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.toolkit.connections import dialed, post
 from tests.toolkit.events import Event, checked, events_in, lines_of
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway, wait_until_ready
 from tests.toolkit.programs import PASSWORD, RedisServer
-from tests.toolkit.raw_http import dialed, post
 from tests.toolkit.waiting import eventually
 
 Pair = tuple[GatewayProcess, GatewayProcess]

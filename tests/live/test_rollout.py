@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tests.toolkit.connections import Connection
+from tests.toolkit.connections import Connection, dialed, post, rest
 from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway
 from tests.toolkit.programs import RedisServer
-from tests.toolkit.raw_http import dialed, post, rest
 from tests.toolkit.waiting import eventually
+from tests.toolkit.websocket_client import script
 
 CONFIG = str(LIVE / "gateway.yaml")
 CLIENTS = 8
@@ -83,8 +83,7 @@ async def test_no_request_of_a_keep_alive_connection_fails(
     assert set(service.results) == {"200"}
 
 
-LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
-SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()
+LONG, SHORT = script(outputs=1000, interval_s=0.2).encode(), script(outputs=2).encode()
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The gateway sends it before it reads the body, and admits the request before that."""
 
@@ -109,10 +108,6 @@ class Upload:
         return rest(self._socket).decode()
 
 
-def readiness(gateway: GatewayProcess) -> str:
-    return str(httpx.get(f"{gateway.url}/health/ready").json()["status"])
-
-
 def test_every_upload_and_stream_of_two_workers_gets_its_answer(
     start_gateway: StartGateway, redis: RedisServer
 ) -> None:
@@ -127,7 +122,8 @@ def test_every_upload_and_stream_of_two_workers_gets_its_answer(
     unfinished += [Upload(draining, "/v1/streams", resumable) for _ in range(4)]
     eventually(lambda: draining.metric("active_streams") == 6)
     draining.process.send_signal(signal.SIGTERM)
-    eventually(lambda: {readiness(draining) for _ in range(16)} == {"draining"})
+    ready = f"{draining.url}/health/ready"
+    eventually(lambda: {httpx.get(ready).json()["status"] for _ in range(16)} == {"draining"})
     for each in completed:
         each.finish()
     for path in ("/v1/pipelines/scripted", "/v1/pipelines/scripted_stream/stream", "/v1/streams"):

@@ -1,7 +1,9 @@
-"""Large tensors in shared memory with the real Triton."""
+"""Large tensors in shared memory with the real Triton, and files in tensors of 8-bit numbers."""
 
+import base64
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import numpy as np
@@ -10,7 +12,8 @@ from tritonclient.grpc import InferenceServerClient
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.shared_memory.regions import PREFIX, SHARED_MEMORY
-from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway
+from tests.toolkit.http_server import PNG
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, live_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
@@ -81,3 +84,63 @@ def test_killed_and_stopped_gateways_leave_no_regions(
     gateway.process.terminate()
     gateway.process.wait(PATIENCE_S)
     assert (files(orphan), files(own), registered(triton)) == (set(), set(), set())
+
+
+LARGE = PNG + bytes(range(256)) * 8192
+CONFIG: dict[str, Any] = {
+    "image": {
+        "model": "file_numbers",
+        "inputs": {"file": {"tensor": "ENCODED", "kind": "image"}},
+        "outputs": {"size": {"tensor": "SIZE"}, "file": {"tensor": "ENCODED_OUT", "kind": "image"}},
+        "stream": True,
+    },
+    "file_numbers": {"model": "file_numbers"},
+}
+
+
+of_files = live_gateway(CONFIG, shared_memory_bytes=str(64 * MIB))
+
+
+def answered(of_files: GatewayProcess, name: str, status: int = 200, **request: Any) -> Any:
+    answer = httpx.post(f"{of_files.url}/v1/pipelines/{name}", timeout=30, **request)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def base64_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def test_an_image_is_the_bytes_of_the_tensor_in_every_form(of_files: GatewayProcess) -> None:
+    for content in (PNG, LARGE):
+        forms: dict[str, dict[str, Any]] = {
+            "json": {"json": {"file": base64_of(content)}},
+            "data_url": {"json": {"file": f"data:image/png;base64,{base64_of(content)}"}},
+            "form": {"files": {"file": ("a", content, "image/png")}},
+            "part_without_name": {"files": {"file": (None, content)}},
+            "raw": {"content": content, "headers": {"Content-Type": "image/png"}},
+            "octets": {"content": content, "headers": {"Content-Type": "application/octet-stream"}},
+        }
+        for form, request in forms.items():
+            assert answered(of_files, "image", **request) == {"size": len(content), "file": base64_of(content)}, form
+        streamed = httpx.post(f"{of_files.url}/v1/pipelines/image/stream", timeout=30, **forms["raw"])
+        assert f'{{"size":{len(content)},"file":"{base64_of(content)}"}}' in streamed.text
+    assert of_files.metric("large_calls_total", way="shared_memory") > 0
+
+
+def test_a_file_and_a_list_of_numbers_are_the_same_tensor(of_files: GatewayProcess) -> None:
+    """Without `kind` in gateway.yaml, the kind of the pipeline is `number`."""
+
+    def echoed(**request: Any) -> bytes:
+        return bytes(answered(of_files, "file_numbers", **request)["ENCODED_OUT"])
+
+    for content in (b"[1, 2]", PNG, LARGE):
+        assert echoed(files={"ENCODED": ("a.png", content, "image/png")}) == content
+        for media_type in ("image/png", "audio/wav", "application/octet-stream"):
+            assert echoed(content=content, headers={"Content-Type": media_type}) == content
+        assert echoed(json={"ENCODED": list(content)}) == content
+    assert echoed(files={"ENCODED": (None, "[1, 2]")}) == bytes([1, 2])
+    answered(of_files, "file_numbers", 422, files={"ENCODED": (None, "[1, 256]")})
+    problem = answered(of_files, "file_numbers", 422, files={"ENCODED": (None, PNG)})
+    assert problem["detail"] == "'ENCODED' is not JSON."
+    answered(of_files, "file_numbers", 422, json={"ENCODED": base64_of(PNG)})

@@ -19,9 +19,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
+from tests.toolkit.connections import dialed, post, rest
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, live_gateway, running_gateway
-from tests.toolkit.raw_http import dialed, post, rest
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import (
     BINARY,

@@ -1,7 +1,15 @@
-"""The models of sessions hear espeak-ng, on a real Triton: voice activity, transcription, and both in `listen`."""
+"""The models of sessions hear espeak-ng, on a real Triton: voice activity, transcription, and both in `listen`.
 
+It speaks in a quiet room instead of digital silence: PocketSphinx recognizes few words of a voice without any noise,
+because it was trained with recordings. ``python -m tests.live.test_speech`` writes ``samples/speech.wav``.
+"""
+
+import io
 import itertools
 import random
+import shutil
+import subprocess
+import wave
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -10,13 +18,61 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
-from tests.live.speech import RATE_HZ, has_espeak, room, silence, speak
+from tests.toolkit.processes import ROOT
 
+SAMPLE = ROOT / "samples" / "speech.wav"
+SAMPLE_TEXT = "good morning how are you today"
+RATE_HZ = 16_000
+VOICE = ("-v", "en-us", "-s", "130")
+GAIN = 0.25
+NOISE = 30
+"""The standard deviation of the room's noise, in steps of 16 bits."""
 BYTES_PER_S = 2 * RATE_HZ
 PHRASES = ("good morning how are you", "we are going to the market tomorrow", "i would like a cup of coffee")
 IDS = itertools.count(1)
 
 Answer = dict[str, np.ndarray]
+
+
+def has_espeak() -> bool:
+    return shutil.which("espeak-ng") is not None
+
+
+def speak(text: str) -> np.ndarray:
+    """Returns the samples of a spoken text, without noise."""
+    command = ["espeak-ng", "--stdout", *VOICE, text]
+    with wave.open(io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)) as sound:
+        samples = np.frombuffer(sound.readframes(sound.getnframes()), "<i2")
+        return resampled(samples, sound.getframerate()) * GAIN
+
+
+def silence(seconds: float) -> np.ndarray:
+    return np.zeros(int(seconds * RATE_HZ))
+
+
+def room(*sounds: np.ndarray) -> bytes:
+    """Returns PCM of the sounds one after the other, with the same noise each time."""
+    joined = np.concatenate(sounds)
+    return (joined + np.random.default_rng(0).normal(0, NOISE, len(joined))).astype("<i2").tobytes()
+
+
+def resampled(samples: np.ndarray, rate_hz: int) -> np.ndarray:
+    """Removes what 16 kHz cannot carry, then interpolates."""
+    spectrum = np.fft.rfft(samples)
+    spectrum[np.fft.rfftfreq(len(samples), 1 / rate_hz) >= RATE_HZ / 2] = 0
+    count = len(samples) * RATE_HZ // rate_hz
+    return np.fft.irfft(spectrum[: count // 2 + 1], count) * count / len(samples)
+
+
+def wave_file(pcm: bytes) -> bytes:
+    """Returns a WAV file with one channel."""
+    content = io.BytesIO()
+    with wave.open(content, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(RATE_HZ)
+        sound.writeframes(pcm)
+    return content.getvalue()
 
 
 class Sequence:
@@ -119,3 +175,7 @@ def test_sizes_of_steps_do_not_matter(client: InferenceServerClient, spoken: byt
     assert probabilities == pytest.approx(whole(expected)[0], abs=1e-4)
     assert segments == whole(expected)[1]
     assert text_of(answers[-1]) == text_of(expected[-1])
+
+
+if __name__ == "__main__":
+    SAMPLE.write_bytes(wave_file(room(silence(0.3), speak(SAMPLE_TEXT), silence(0.4))))

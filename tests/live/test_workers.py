@@ -17,15 +17,12 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.connections import CONNECTIONS, connections_to_each, deaths_of, load, workers_of
 from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
+from tests.toolkit.websocket_client import script
 
 REQUESTS = 1_200
 INVALID = b'{"script": 5}'
 """The gateway answers this body with 422, without a call to Triton."""
 COUNTED = {"pipeline": "scripted", "transport": "unary", "outcome": "client_error"}
-
-
-def script(**fields: object) -> bytes:
-    return json.dumps({"script": json.dumps(fields)}).encode()
 
 
 def has_all_workers(gateway: GatewayProcess) -> bool:
@@ -121,7 +118,7 @@ async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProc
     async with connections_to_each(pair, 2) as connections:
         killed, other = connections
         for connection in (*connections[killed], *connections[other]):
-            connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=500, interval_s=0.1))
+            connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=500, interval_s=0.1).encode())
             await connection.reader.readuntil(b"id: 2")
         loading = asyncio.create_task(load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS))
         a_fifth = counted + REQUESTS / 5

@@ -1,4 +1,4 @@
-"""Separate environments for tools and clients whose pins conflict with the gateway's packages."""
+"""Separate environments for tools and clients whose pins conflict with the gateway's packages, and shared folders."""
 
 import fcntl
 import os
@@ -65,3 +65,16 @@ def once_in(folder: Path, build: Callable[[Path], None]) -> Path:
             build(folder)
             built_by.write_text(RUN)
     return folder
+
+
+@contextmanager
+def short_path(folder: Path) -> Iterator[Path]:
+    """Yields another name of ``folder`` for this process and others of the same user.
+
+    Unix sockets need a short one: their addresses have at most 107 bytes.
+    """
+    descriptor = os.open(folder, os.O_PATH)
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    finally:
+        os.close(descriptor)

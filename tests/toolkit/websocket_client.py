@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 
+from tests.toolkit.connections import rest
 from tests.toolkit.processes import GatewayProcess
-from tests.toolkit.raw_http import rest
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 FIN = 0x80

@@ -17,7 +17,7 @@ from app.grpc.rpc import LATER_S, STATUSES, RpcError, StreamCall, Transport
 from app.triton.cancellation import PacedCancels
 from app.triton.connect import MAX_MESSAGE_BYTES, SLOW_PINGS
 from app.triton.grpcio import GrpcioStreamCall, GrpcioTransport
-from tests.toolkit.short_paths import short_path
+from tests.toolkit.environments import short_path
 
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
 Open = Callable[[str], Transport]

@@ -21,7 +21,7 @@ import yaml
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import blocks_of
-from tests.live.openapi_document import CHECKED_IN, ROOT
+from tests.live.test_openapi import CHECKED_IN, ROOT
 from tests.toolkit.environments import npm_environment, once_in
 from tests.toolkit.events import checked, parsed
 from tests.toolkit.http_server import answering

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Require
-from tests.live.openapi_document import CHECKED_IN, ROOT, document_at, settings_in
+from tests.live.test_openapi import CHECKED_IN, ROOT, document_at, settings_in
 from tests.toolkit.environments import npm_environment
 from tests.toolkit.keys import key_text
 from tests.toolkit.processes import GatewayProcess, StartGateway

@@ -18,7 +18,7 @@ from tests.llm.test_template import QWEN_VL, TEXT
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
-from tests.toolkit.image_host import GIF, HUGE_PNG, PNG, ImageHost, answer, image_host
+from tests.toolkit.http_server import GIF, HUGE_PNG, PNG, ImageHost, answer, image_host
 from tests.toolkit.models import model, pipeline, response, tensor
 
 CONFIG = f"""

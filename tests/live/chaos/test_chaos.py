@@ -18,9 +18,8 @@ import pytest
 from app.core.errors import Outcome
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
-from tests.live.chaos import reply
 from tests.live.chaos import stand as stands
-from tests.live.chaos.client import RESUMABLE, Ask, Break, Ending, Seen, Stage
+from tests.live.chaos.client import RESUMABLE, Ask, Break, Ending, Seen, Stage, of_pipeline
 from tests.live.chaos.faults import FAULTS, SHARING_FAULTS, WORKER_FAULTS, Fault, cutting
 from tests.live.chaos.ledger import KILLED, LINE_LOST, UNEXPLAINED, Entry, Faults, Kill, Ledger, Line, explanation
 from tests.live.chaos.report import LONG_S, SEED, write_ledger, write_part
@@ -222,7 +221,7 @@ def check_sums(stand: Stand) -> None:
 
 
 CONTENT = b"POST / HTTP/1.1\r\n\r\nbody"
-ASK = Ask("a", "unary", CONTENT, reply.of_pipeline, Outcome.OK)
+ASK = Ask("a", "unary", CONTENT, of_pipeline, Outcome.OK)
 STREAM = replace(ASK, dialect=RESUMABLE)
 OK = Line(Outcome.OK, "", was_called=True)
 CANCELLED = Line(Outcome.CANCELLED, "client_closed_request", was_called=True)

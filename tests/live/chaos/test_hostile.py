@@ -10,9 +10,8 @@ import pytest
 
 from app.core.errors import Outcome
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.live.chaos.hostile_requests import Hostile, hostile, valid
-from tests.live.chaos.hostile_values import CANARY
-from tests.live.chaos.reply import Reply
+from tests.live.chaos.client import Reply
+from tests.live.chaos.hostile_requests import CANARY, Hostile, hostile, valid
 from tests.live.chaos.report import HOSTILE, SEED, write_part
 from tests.toolkit.processes import GatewayProcess
 

@@ -16,16 +16,14 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos import stand as stands
-from tests.live.chaos.client import RESUMABLE, WEBSOCKET, Ask
-from tests.live.chaos.reply import Reply
+from tests.live.chaos.client import RESUMABLE, WEBSOCKET, Ask, Reply
 from tests.live.chaos.report import CLOSED_S, KEPT_S, REQUESTS, SEED, Row, write_part
 from tests.live.chaos.stand import CONFIG, OBSERVED, Stand, levels_of, rss_mib_of, stand_of
 from tests.live.chaos.traffic import Traffic
-from tests.toolkit.connections import Connection
+from tests.toolkit.connections import Connection, dialed, post, received
 from tests.toolkit.listener import read_answer
 from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.programs import RedisServer
-from tests.toolkit.raw_http import dialed, post, received
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import BINARY, CLOSE, CONTINUATION, TEXT, RawSocket, frame, handshake, script
 

@@ -8,9 +8,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.core.errors import Outcome
-from tests.live.chaos import reply
-from tests.live.chaos.client import RESUMABLE, STAYS, WEBSOCKET, Ask, Manner
-from tests.toolkit.raw_http import post
+from tests.live.chaos.client import (
+    RESUMABLE,
+    STAYS,
+    WEBSOCKET,
+    Ask,
+    Manner,
+    Reply,
+    of_events,
+    of_generate_stream,
+    of_messages,
+    of_oip,
+    of_openai,
+    of_pipeline,
+    of_start,
+)
+from tests.toolkit.connections import post
 from tests.toolkit.websocket_client import TEXT, frame, handshake
 
 Script = dict[str, Any]
@@ -50,7 +63,7 @@ class Dialect(NamedTuple):
 
     path: str
     scripts: list[tuple[str, Script]]
-    outcomes_of: Callable[[reply.Reply], set[str]]
+    outcomes_of: Callable[[Reply], set[str]]
     body_of: Callable[[str], object]
     may_be_invalid: bool = False
 
@@ -58,28 +71,28 @@ class Dialect(NamedTuple):
 _SHOWN = [each for each in _UNARY if each[0] in _PLAIN and "omit" not in each[1]]
 _TENSOR = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1]}
 DIALECTS = {
-    "unary": Dialect("/v1/pipelines/unary", _UNARY, reply.of_pipeline, lambda text: {"script": text}, True),
-    "raw": Dialect("/v1/pipelines/raw", _UNARY, reply.of_pipeline, str.encode),
+    "unary": Dialect("/v1/pipelines/unary", _UNARY, of_pipeline, lambda text: {"script": text}, True),
+    "raw": Dialect("/v1/pipelines/raw", _UNARY, of_pipeline, str.encode),
     "infer": Dialect(
-        "/v2/models/scripted/infer", _SHOWN, reply.of_oip, lambda text: {"inputs": [_TENSOR | {"data": [text]}]}
+        "/v2/models/scripted/infer", _SHOWN, of_oip, lambda text: {"inputs": [_TENSOR | {"data": [text]}]}
     ),
-    "stream": Dialect("/v1/pipelines/stream/stream", _STREAMED, reply.of_events, lambda text: {"script": text}, True),
+    "stream": Dialect("/v1/pipelines/stream/stream", _STREAMED, of_events, lambda text: {"script": text}, True),
     "generate_stream": Dialect(
         "/v2/models/scripted_stream/generate_stream",
         [each for each in _STREAMED if each[0] in _PLAIN],
-        reply.of_generate_stream,
+        of_generate_stream,
         lambda text: {"SCRIPT": text},
     ),
     "openai": Dialect(
         "/v1/completions",
         _STREAMED,
-        reply.of_openai,
+        of_openai,
         lambda text: {"model": "stream", "prompt": text, "stream": True},
     ),
     RESUMABLE: Dialect(
         "/v1/streams",
         [*_STREAMED, (Outcome.OK, {"outputs": 15, "interval_s": 0.04})],
-        reply.of_start,
+        of_start,
         lambda text: {"pipeline": "stream", "inputs": {"script": text}},
         True,
     ),
@@ -149,7 +162,7 @@ class Traffic:
         outcome, script = self._random.choice(scripts)
         message = frame(TEXT, json.dumps({"script": self._text(token, script)}).encode())
         content = handshake(pipeline, f"X-Request-ID: {token}") + message
-        return Ask(token, WEBSOCKET, content, reply.of_messages, outcome)
+        return Ask(token, WEBSOCKET, content, of_messages, outcome)
 
     def _manner(self, ask: Ask) -> Manner:
         """A client that stays reads a resumable stream over up to three connections."""
@@ -174,9 +187,9 @@ class SharingTraffic(Traffic):
     def ask(self) -> tuple[Ask, Manner]:
         token, item = self._token(), _FIRST_ITEM + self._count
 
-        def outcomes_of(answer: reply.Reply) -> set[str]:
+        def outcomes_of(answer: Reply) -> set[str]:
             is_own = answer.status != 200 or json.loads(answer.body) == {"negative": -item, "text": f"of {item}"}
-            return reply.of_pipeline(answer) if is_own else {FOREIGN}
+            return of_pipeline(answer) if is_own else {FOREIGN}
 
         lines = (f"X-Request-ID: {token}", "X-Request-Timeout: 3", "Connection: close")
         content = post("/v1/pipelines/good", {"item": item}, *lines)

@@ -1,9 +1,11 @@
-"""Python clients get the same answers from the gateway as from Triton.
+"""Clients of the reference models get the same answers from the gateway as from Triton.
 
 KServe's REST client and LiteLLM's provider `triton` send the same calls to Triton's HTTP endpoint; LangChain's classes
-for OpenAI and LiteLLM's provider `openai` are compared with the text and the vectors of Triton.
+for OpenAI, LiteLLM's provider `openai` and OpenAI's JavaScript client are compared with the text and the vectors of
+Triton.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.clients.conftest import Outcomes, as_float32, error_of, outcomes_of
+from tests.clients.conftest import Outcomes, as_float32, error_of, outcomes_in_node, outcomes_of
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.toolkit.environments import locked_environment
+from tests.toolkit.executions import executions
 from tests.toolkit.processes import GatewayProcess
 from tests.toolkit.programs import output_of
 from tests.toolkit.waiting import eventually
@@ -175,3 +178,23 @@ def test_errors_raise_the_matching_class(client: tuple[str, Outcomes]) -> None:
 
 def test_a_disconnect_cancels_the_model(client: tuple[str, Outcomes]) -> None:
     assert 3 <= client[1]["left"] < 30
+
+
+def test_the_javascript_client_of_openai(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -> None:
+    answers = outcomes_in_node(require, "openai.mjs", gateway.url)
+    assert answers["models"] == ["write", "embed", "scripted_stream"]
+    expected = triton_text(triton.http_url, "The for statement")["text"]
+    assert answers["completion"]["choices"][0]["text"] == answers["chunks"]["text"] == expected
+    assert answers["chunks"]["usage"] == answers["completion"]["usage"]
+    assert answers["chat"]["choices"][0]["message"]["content"] == answers["chatChunks"]["text"]
+    assert answers["chat"]["usage"] == answers["chatChunks"]["usage"]
+    vectors = [item["embedding"] for item in answers["embeddings"]]
+    assert as_float32(vectors) == triton_vectors(triton.http_url, "A cat.", "A dog.")
+    assert answers["badField"] == {"class": "BadRequestError", "status": 400, "code": "invalid_input", "param": "n"}
+    assert answers["badModel"]["class"] == "NotFoundError"
+    assert answers["midStream"] == {"class": "APIError", "status": None, "code": "model_error", "param": None}
+    assert answers["chunksBeforeDisconnect"] == 5
+    time.sleep(0.5)
+    after = executions(triton, "text_detokenize")
+    time.sleep(0.3)
+    assert executions(triton, "text_detokenize") == after, "the generator continues after the client disconnected"

@@ -1,4 +1,7 @@
-"""OpenAI's client over stand-ins with the tensors and habits of each LLM backend: texts, vectors, images, tools."""
+"""OpenAI's Python client reads the texts and errors of the reference models, as Triton has them.
+
+Also over stand-ins with the tensors and habits of each LLM backend: texts, vectors, images, tools.
+"""
 
 import base64
 import json
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -13,8 +17,9 @@ from pydantic import BaseModel
 
 from app.cli import main
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.live.side_by_side import triton_text
 from tests.llm.test_template import LLAVA
-from tests.toolkit.image_host import GIF, PNG
+from tests.toolkit.http_server import GIF, PNG
 from tests.toolkit.llm_backends import (
     BACKENDS,
     EMBED,
@@ -26,6 +31,7 @@ from tests.toolkit.llm_backends import (
     write_backends,
 )
 from tests.toolkit.processes import GatewayProcess, live_gateway, live_triton
+from tests.toolkit.waiting import eventually
 
 CHATS = {"parts": {"template_text": LLAVA}, "texts": {"template_text": TEMPLATE, "image_marker": "<image>"}}
 """A template that takes parts, and one that takes texts."""
@@ -34,6 +40,8 @@ OF_IMAGES = {
     for name in ("vllm", "tensorrt_llm_api")
     for form, chat in CHATS.items()
 }
+PROMPT = "The for statement"
+SAMPLING: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}
 PIPELINES = TOOL_PIPELINES | OF_IMAGES | EMBED
 TOOLS: Any = [
     {
@@ -59,16 +67,77 @@ LIMA = City(name="Lima", population=10_000_000, parts=[City(name="Z\u00fcrich", 
 backends, llms, declared = live_triton(write_backends), live_llms(), live_gateway(PIPELINES, "backends")
 
 
-@pytest.fixture(scope="module")
-def undeclared(llms: GatewayProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{llms.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def client_of(gateway: str) -> Any:
+    """A fixture of a module: a client of the gateway of another fixture."""
+
+    @pytest.fixture(scope="module")
+    def client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
+        base_url = f"{request.getfixturevalue(gateway).url}/v1"
+        with OpenAI(base_url=base_url, api_key="none", max_retries=0) as found:
+            yield found
+
+    return client
 
 
-@pytest.fixture(scope="module")
-def client(declared: GatewayProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{declared.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
+sdk, undeclared, of_declared = client_of("gateway"), client_of("llms"), client_of("declared")
+
+
+def test_a_completion_matches_triton_whole_and_in_chunks(sdk: OpenAI, triton: EmbeddedTriton) -> None:
+    assert [model.id for model in sdk.models.list()] == ["write", "embed", "scripted_stream"]
+    expected = triton_text(triton.http_url, PROMPT)
+    answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
+    assert answer.usage is not None
+    tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
+    assert {"text": answer.choices[0].text, **tokens} == expected
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(sdk.completions.create(model="write", prompt=PROMPT, **options, **SAMPLING))
+    assert text_of(chunks) == expected["text"]
+    assert len(chunks) > 10
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == answer.usage
+
+
+def test_the_client_raises_an_error_of_a_stream(sdk: OpenAI) -> None:
+    script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
+    texts = []
+    with pytest.raises(openai.APIError) as caught:
+        texts.extend(
+            chunk.choices[0].text
+            for chunk in sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
+        )
+    assert caught.value.code == "model_error"
+    assert type(caught.value) is openai.APIError
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_ends_the_text(sdk: OpenAI, client: httpx.Client, stream: bool) -> None:
+    sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
+    body = {"prompt": PROMPT, **sampling, "max_tokens": 40}
+    full = client.post("/v1/pipelines/write", json=body).raise_for_status().json()["text"]
+    stop = full[21:27]
+    answer = sdk.completions.create(model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **sampling)
+    chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
+    assert text_of(chunks) == full[: full.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_the_client_does_not_retry_a_model_error(gateway: GatewayProcess) -> None:
+    """The client retries statuses from 500, unless the header X-Should-Retry is false."""
+    labels = {"pipeline": "scripted_stream", "outcome": "model_error"}
+    before = gateway.metric("requests_total", **labels)
+    script = json.dumps({"outputs": 0, "then": "error"})
+    with (
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=2) as sdk,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        sdk.completions.create(model="scripted_stream", prompt=script)
+    assert (caught.value.status_code, caught.value.code) == (502, "model_error")
+    eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(choice.text for chunk in chunks for choice in chunk.choices)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -93,7 +162,7 @@ async def test_a_vector_for_each_text_in_order(declared: GatewayProcess) -> None
 
 
 @pytest.mark.parametrize("model", OF_IMAGES)
-def test_the_model_sees_the_images_in_their_order(client: OpenAI, model: str) -> None:
+def test_the_model_sees_the_images_in_their_order(of_declared: OpenAI, model: str) -> None:
     """The stand-ins say the number of markers in the prompt, and the bytes of each image."""
 
     def image(content: bytes, media_type: str) -> dict[str, Any]:
@@ -103,9 +172,9 @@ def test_the_model_sees_the_images_in_their_order(client: OpenAI, model: str) ->
     first, second = {"type": "text", "text": "Compare "}, {"type": "text", "text": " and "}
     content = [first, image(PNG, "image/png"), second, image(GIF, "image/gif")]
     messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
-    answer = client.chat.completions.create(model=model, messages=messages)
+    answer = of_declared.chat.completions.create(model=model, messages=messages)
     assert answer.choices[0].message.content == f"2: {PNG.hex()} {GIF.hex()}"
-    stream = client.chat.completions.create(model=model, messages=messages, stream=True)
+    stream = of_declared.chat.completions.create(model=model, messages=messages, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == answer.choices[0].message.content
 
 
@@ -114,13 +183,13 @@ def asking(text: str) -> Any:
 
 
 @pytest.mark.parametrize("name", TOOL_TEXTS)
-def test_a_call_whole_and_added_up_by_the_clients_helper(client: OpenAI, name: str) -> None:
+def test_a_call_whole_and_added_up_by_the_clients_helper(of_declared: OpenAI, name: str) -> None:
     messages = asking(TOOL_TEXTS[name])
-    with client.chat.completions.stream(model=name, messages=messages, tools=TOOLS) as stream:
+    with of_declared.chat.completions.stream(model=name, messages=messages, tools=TOOLS) as stream:
         kinds = {event.type for event in stream}
         streamed = stream.get_final_completion().choices[0]
     assert {"content.delta", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    whole = client.chat.completions.create(model=name, messages=messages, tools=TOOLS).choices[0]
+    whole = of_declared.chat.completions.create(model=name, messages=messages, tools=TOOLS).choices[0]
     for choice in (streamed, whole):
         assert choice.finish_reason == "tool_calls"
         message = choice.message
@@ -132,13 +201,15 @@ def test_a_call_whole_and_added_up_by_the_clients_helper(client: OpenAI, name: s
         assert (message.model_extra or {}).get("reasoning_content") == (None if name == "mistral" else "Hm.")
 
 
-def test_the_clients_parse_returns_the_model(client: OpenAI) -> None:
+def test_the_clients_parse_returns_the_model(of_declared: OpenAI) -> None:
     """The backend gets the schema, which names itself."""
     messages = asking(LIMA.model_dump_json())
     for tools in (openai.omit, TOOLS):
-        answer = client.chat.completions.parse(model="mistral", messages=messages, response_format=City, tools=tools)
+        answer = of_declared.chat.completions.parse(
+            model="mistral", messages=messages, response_format=City, tools=tools
+        )
         assert answer.choices[0].message.parsed == LIMA
-    with client.chat.completions.stream(model="mistral", messages=messages, response_format=City) as stream:
+    with of_declared.chat.completions.stream(model="mistral", messages=messages, response_format=City) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == LIMA
 
 

@@ -1,4 +1,4 @@
-// node call.mjs URL: calls the gateway with OpenAI's JavaScript client and prints the results as JSON.
+// node openai.mjs URL: calls the gateway with OpenAI's JavaScript client and prints the results as JSON.
 import OpenAI, { APIError, BadRequestError, NotFoundError } from "openai";
 
 const client = new OpenAI({ baseURL: `${process.argv[2]}/v1`, apiKey: "none", maxRetries: 0 });

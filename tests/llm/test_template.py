@@ -19,18 +19,6 @@ CHATML = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}
 """
-LLAMA = """\
-{{- bos_token }}
-{%- if tools is not none and documents %}{{ raise_exception("no tools") }}{% endif %}
-{%- set ns = namespace(first=true) %}
-{%- for message in messages %}
-    {%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
-    {%- if ns.first and message.role != 'user' %}{{ raise_exception('Start with a user') }}{% endif %}
-    {%- set ns.first = false %}
-    {%- if message.role == 'skip' %}{% continue %}{% endif %}
-    {{- '[' ~ message.role ~ '] ' ~ message.content | trim ~ eos_token }}
-{%- endfor %}
-"""
 
 
 def conversation(*contents: str) -> list[dict[str, str]]:
@@ -63,7 +51,6 @@ CODE = "{{ 7 * 7 }}{% for x in y %}<b>&"
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
             "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
         ),
-        (LLAMA, {"bos_token": "<s>", "eos_token": "</s>"}, [" Hi ", "Hello"], "<s>[user] Hi</s>[assistant] Hello</s>"),
         ("{{ messages[0].content }}", {}, [CODE], CODE),
         ("{{ raise_exception('No system') if messages|length < 2 }}ok", {}, ["a", "b"], "ok"),
         ("{{ strftime_now('%Y-%m-%d') | length }}", {}, ["a"], "10"),
@@ -71,7 +58,7 @@ CODE = "{{ 7 * 7 }}{% for x in y %}<b>&"
         ("{% set a = namespace(self=1) %}{{ a.self }}", {}, ["Hi"], "1"),
         (GENERATION, {}, ["a", "b"], "[a]out\n[b]out\n"),
     ],
-    ids=["chatml", "llama", "code in a text", "trial refused", "date", "variable", "namespace", "generation"],
+    ids=["chatml", "code in a text", "trial refused", "date", "variable", "namespace", "generation"],
 )
 def test_a_conversation_is_rendered(text: str, variables: dict[str, Any], contents: list[str], expected: str) -> None:
     assert ChatTemplate(text, variables).render(conversation(*contents)) == expected
@@ -183,12 +170,6 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "é<&", "pa
 def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str) -> None:
     text = "{{ {'b': 'é<', 'a': [1]} | tojson" + arguments + " }}"
     assert ChatTemplate(text, {}).render(conversation("Hi")) == expected
-
-
-def test_conversations_with_tools_use_the_tool_template() -> None:
-    tool_use = ChatTemplate("tools: {{ tools[0].function.name }}", {}, has_tools=True)
-    both = ChatTemplate("{{ tools is none }}", {}, tool_use=tool_use)
-    assert [both.render(conversation("Hi")), both.render(conversation("Hi"), [TOOL])] == ["True", "tools: f"]
 
 
 def test_the_limit_of_the_output_counts_the_text_of_tools() -> None:

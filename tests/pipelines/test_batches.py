@@ -6,20 +6,16 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.answer import BatchPart, PartEnd, joined_rows, part_of
+from app.core.answer import BatchPart, PartEnd, part_of
 from app.core.errors import ContractViolation, ModelChanged
-from app.core.inference import DTYPE_BY_DATATYPE, Array, InferenceResponse, Tensor
+from app.core.inference import Array, InferenceResponse, Tensor
 from app.core.model import Step
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import PipelineBatch
 from tests.toolkit.models import model, pipeline, response, tensor
-
-NUMBERS = sorted(DTYPE_BY_DATATYPE.keys() - {"BYTES", "BOOL"})
 
 
 def doubling(**batch: Any) -> Pipeline:
@@ -39,24 +35,6 @@ def answered(batch: PipelineBatch, part: BatchPart, answer: InferenceResponse) -
     """The part has this response, and ends."""
     batch.add(replace(answer, choice=part.items.start))
     batch.add(PartEnd({}, choice=part.items.start))
-
-
-@given(st.integers(1, 40), st.integers(1, 12), st.sampled_from(NUMBERS), st.lists(st.integers(0, 3), max_size=3))
-def test_joined_rows_are_those_of_the_parts(count: int, most: int, datatype: str, row: list[int]) -> None:
-    """For any number of items, size of the parts, datatype and shape of a row."""
-    whole = np.arange(count * int(np.prod(row))).reshape(count, *row).astype(DTYPE_BY_DATATYPE[datatype])
-    joined = joined_rows([whole[start : start + most] for start in range(0, count, most)])
-    assert isinstance(joined, np.ndarray)
-    assert joined.dtype == whole.dtype
-    np.testing.assert_array_equal(joined, whole)
-
-
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=8))
-def test_rows_of_different_shapes_are_joined_to_a_list(parts: list[tuple[int, int]]) -> None:
-    """``parts``: the number of items, and the length of their rows."""
-    expected = [[number] * width for number, (count, width) in enumerate(parts) for _ in range(count)]
-    joined = joined_rows([np.full(shape, number) for number, shape in enumerate(parts)])
-    assert [list(row) for row in joined] == expected
 
 
 def test_parts_that_end_in_another_order_are_joined_in_the_order_of_the_items() -> None:

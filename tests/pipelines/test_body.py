@@ -235,25 +235,6 @@ class TestForms:
         assert caught.value.hint is None
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.sampled_from(["x", "note", "doc", "image", "n", "t", "zz"]), json_values))
-def test_any_object_is_a_request_or_a_client_error(fields: dict[str, Any]) -> None:
-    with suppress(InvalidJson, InvalidInput):
-        P.request_of_json(json.dumps(fields).encode())
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_client_error(text: bytes) -> None:
-    with pytest.raises((InvalidJson, InvalidInput, InvalidRequest)):
-        P.request_of_json(text)
-
-
 @given(st.dictionaries(st.sampled_from(["x", "note", "doc", "image", "n", "t", "zz"]), st.text() | st.binary()))
 def test_any_form_is_a_request_or_a_client_error(parts: dict[str, str | bytes]) -> None:
     with suppress(InvalidInput):

@@ -301,12 +301,6 @@ def test_a_request_is_for_the_model_and_the_version() -> None:
     assert [found.field for found in caught.value.errors] == ["X", "Y"]
 
 
-def test_a_pipeline_without_streams_raises_invalid_request() -> None:
-    with pytest.raises(InvalidRequest):
-        pipeline(TWO_INPUTS).stream_spec()
-    assert pipeline(TWO_INPUTS, stream=True).stream_spec().progress_s == 30
-
-
 @pytest.mark.parametrize("name", ["timeout", "triton_x", "n"])
 def test_the_deadline_cannot_use_a_reserved_parameter(name: str) -> None:
     with pytest.raises(ValidationError, match="another parameter"):

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import (
-    ContextLengthExceeded,
     ContractViolation,
     Fault,
     FaultKind,
     GatewayError,
     InvalidInput,
     ModelError,
-    UpstreamError,
 )
 from app.core.model import ModelConfig
 from app.pipelines.mismatch import PipelineMismatch
@@ -28,17 +26,6 @@ from tests.toolkit.models import ensemble, model, pipeline, refusal
 
 CONFIG = model("text_input BYTES [1]", "text_output BYTES [1]", name="llama", decoupled=True)
 RULES = [
-    {
-        "message_pattern": r"prompt \(length \d+\) is longer than the maximum model length",
-        "code": "context_length_exceeded",
-        "field": "text_input",
-    },
-    {
-        "message_pattern": "decoder prompt cannot be empty",
-        "code": "invalid_input",
-        "field": "text_input",
-        "detail": "The prompt must not be empty.",
-    },
     {"message_pattern": "^(Error generating stream: )?Grammar error: ", "code": "invalid_input", "field": "schema"},
     {
         "message_pattern": r"LoRA feature is not enabled\.",
@@ -49,26 +36,17 @@ RULES = [
 PARAMETERS = {"schema": {"type": "string", "optional": True}}
 
 REFUSED = [
-    (
-        "The decoder prompt (length 4001) is longer than the maximum model length of 512",
-        ContextLengthExceeded,
-        ["text_input"],
-        "The request is longer than the model's context.",
-    ),
-    ("The decoder prompt cannot be empty", InvalidInput, ["text_input"], "The prompt must not be empty."),
-    ("Grammar error: Invalid type: nonsense", InvalidInput, ["schema"], "The model refused the input."),
-    ("LoRA feature is not enabled.", InvalidInput, [], "There is no such adapter."),
+    ("Grammar error: Invalid type: nonsense", ["schema"], "The model refused the input."),
+    ("LoRA feature is not enabled.", [], "There is no such adapter."),
 ]
 """Messages of vLLM, in vLLM's words."""
 
 
-def error_of(message: str, grpc_code: str | None = None, **keys: object) -> GatewayError:
+def error_of(message: str, grpc_code: str | None = None) -> GatewayError:
     """The error that a caller gets if the model fails with this message."""
-    p = pipeline(CONFIG, refusals=RULES, parameters=PARAMETERS, stream=True, **keys)
-    error = ModelError("Model 'llama' failed.")
-    error.upstream = UpstreamError(grpc_code, message)
+    p = pipeline(CONFIG, refusals=RULES, parameters=PARAMETERS, stream=True)
     with pytest.raises(GatewayError) as raised:
-        early_exit_of(p, error, "rid")
+        early_exit_of(p, refusal(message, grpc_code), "rid")
     return raised.value
 
 
@@ -76,19 +54,19 @@ def error_of(message: str, grpc_code: str | None = None, **keys: object) -> Gate
     ("grpc_code", "prefix"),
     [(None, ""), (None, "Error generating stream: "), ("INTERNAL", ""), ("INVALID_ARGUMENT", "")],
 )
-@pytest.mark.parametrize(("message", "kind", "fields", "detail"), REFUSED)
+@pytest.mark.parametrize(("message", "fields", "detail"), REFUSED)
 def test_a_known_message_is_an_error_of_the_caller(
-    message: str, kind: type[GatewayError], fields: list[str], detail: str, *, grpc_code: str | None, prefix: str
+    message: str, fields: list[str], detail: str, *, grpc_code: str | None, prefix: str
 ) -> None:
     error = error_of(prefix + message, grpc_code)
-    assert (type(error), [each.field for each in error.errors], error.detail) == (kind, fields, detail)
+    assert (type(error), [each.field for each in error.errors], error.detail) == (InvalidInput, fields, detail)
     assert error.upstream is not None
     assert message not in f"{error.detail}{error.hint}{error.errors}"
 
 
 @pytest.mark.parametrize(
     "message",
-    ["'NoneType' object has no attribute 'lora_name'", "out of memory", "x" * LONGEST_MESSAGE + REFUSED[3][0]],
+    ["'NoneType' object has no attribute 'lora_name'", "out of memory", "x" * LONGEST_MESSAGE + REFUSED[1][0]],
 )
 def test_another_message_stays_an_error_of_the_model(message: str) -> None:
     assert type(error_of(message)) is ModelError
@@ -97,9 +75,7 @@ def test_another_message_stays_an_error_of_the_model(message: str) -> None:
 def test_an_early_exit_comes_first() -> None:
     exits = [{"reason": "empty", "error": {"code": "any", "message": REFUSED[1][0]}}]
     p = pipeline(CONFIG, refusals=RULES, parameters=PARAMETERS, early_exit=exits)
-    error = ModelError("It failed.")
-    error.upstream = UpstreamError(None, REFUSED[1][0])
-    assert early_exit_of(p, error, "rid") == "empty"
+    assert early_exit_of(p, refusal(REFUSED[1][0], None), "rid") == "empty"
 
 
 def test_a_rule_names_a_field_of_the_pipeline() -> None:
@@ -155,12 +131,6 @@ class TestNameOfTheFailedStep:
             "Step 'preprocess' failed. The model's message: preprocess: no file ..."
         )
         assert len(self.failed("x" * 9000, exposing).detail) < 400
-
-    def test_invalid_input_keeps_the_message_for_the_log(self) -> None:
-        p = pipeline(ensemble("whole", self.STEP), self.STEP, rejects_input=["preprocess"])
-        with pytest.raises(InvalidInput) as caught:
-            early_exit_of(p, refusal("preprocess: too long", "INVALID_ARGUMENT"), "rid")
-        assert caught.value.upstream == UpstreamError("INVALID_ARGUMENT", "preprocess: too long")
 
 
 def named(end: EdgeEnd) -> str:
@@ -249,12 +219,6 @@ def explained(graph: Graph, fault: Fault, error: GatewayError | None = None) -> 
     error.fault = fault
     explain(error, graph)
     return error
-
-
-def test_an_error_without_a_fault_is_unchanged(graph: Graph) -> None:
-    error = ModelError("plain", hint="the hint")
-    explain(error, graph)
-    assert (error.detail, error.hint) == ("plain", "the hint")
 
 
 def test_the_hint_names_every_step_that_may_have_written_the_tensor(

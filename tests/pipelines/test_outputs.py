@@ -263,12 +263,6 @@ def test_a_model_that_adds_or_drops_dimensions_of_1(
     assert np.array(found).reshape(-1).tolist() == right.reshape(-1).tolist()
 
 
-@pytest.mark.parametrize("dims", ["[2,3]", "[-1]", "[1]"])
-def test_an_empty_tensor_may_have_any_shape(dims: str) -> None:
-    for shape in [(0,), (0, 4, 2), (2, 0)]:
-        assert not field(f"Y FP32 {dims}").array_of(Tensor("Y", "FP32", np.zeros(shape, F32))).size
-
-
 @pytest.mark.parametrize(
     ("text", "size", "batch", "empty"),
     [

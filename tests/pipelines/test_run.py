@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.answer import Ending
-from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
+from app.core.errors import (
+    ContractViolation,
+    GatewayError,
+    InvalidInput,
+    ModelError,
+    UpstreamError,
+    UpstreamUnavailable,
+)
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.json import json_of
 from app.core.model import TensorSpec
@@ -147,6 +154,7 @@ async def test_invalid_argument_of_a_step_in_rejects_input_is_an_error_of_the_ca
     with pytest.raises(error) as caught:
         await ran(p, refusal(message, code))
     assert "secret" not in caught.value.detail
+    assert caught.value.upstream == UpstreamError(code, message)
 
 
 OUTPUT_RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]

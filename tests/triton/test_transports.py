@@ -315,16 +315,6 @@ async def test_cancelling_a_stream_does_not_affect_others(transport: Transport, 
     assert await drained(other) == [b"short"]
 
 
-async def test_cancelling_a_unary_call_reaches_the_server(transport: Transport, script: Script) -> None:
-    script.answer_when_released()
-    call = await transport.unary("/test/Unary", b"", WAIT_S, (("began", "yes"),))
-    while "began" not in script.metadata:
-        await asyncio.sleep(0.01)
-    call.cancel()
-    await asyncio.wait_for(script.ended.wait(), WAIT_S)
-    assert (await error_of(call.response())).code == "CANCELLED"
-
-
 async def test_cancelling_the_wait_does_not_cancel_the_response(transport: Transport, script: Script) -> None:
     released = script.answer_when_released()
     call = await transport.unary("/test/Unary", b"later", WAIT_S)

@@ -17,7 +17,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import WAIT_S, ConsolePage
 from tests.browser.test_speak import wait_for_the_sample
 from tests.conftest import Require
-from tests.docs.test_site import built_site
+from tests.docs.test_named_things import built_site
 from tests.toolkit.keys import entry, key_text, write_keys
 from tests.toolkit.processes import GatewayProcess, running_gateway
 from tests.toolkit.waiting import eventually

@@ -1,4 +1,7 @@
-"""The pages name what exists: links, tests, versions of clients, messages, measured figures."""
+"""The pages name what exists: links, tests, versions of clients, messages, measured figures.
+
+The site that ``make docs`` builds, once for all tests, needs no other files.
+"""
 
 import ast
 import json
@@ -10,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from app.api.error_table import ERROR_BY_CODE
-from deploy.documentation import links_of
+from deploy.bootstrap import CACHE
+from deploy.documentation import build, links_of, reachable
+from tests.conftest import Require
 from tests.docs.pages import ALL_PAGES, ROOT, Row, rows_under
+from tests.toolkit.environments import locked_environment, once_in
 
 HEADINGS_IN_TWO_CLICKS = {
     "how-to/install.md#with-pip": "install",
@@ -87,6 +93,35 @@ def test_one_of_two_indices_links_each_page_once() -> None:
     assert len(linked) == len(set(linked))
     pages = {str(page.relative_to(docs)) for page in indexed} - {"README.md"}
     assert set(linked) == pages | {"benchmarks/README.md"}
+
+
+def built_site(require: Require) -> Path:
+    """The build ends with an error if a link of a page, or its anchor, is broken."""
+    try:
+        locked_environment("docs", require)
+    except SystemExit as stopped:
+        require(None, f"the generator of the site cannot be installed here: {stopped}")
+    return once_in(CACHE / "docs-site", build)
+
+
+LOADED = re.compile(r'<(?:script|img|iframe|source|object|link)\b[^>]*\b(?:src|srcset|data|href)="([^"]+)"')
+"""The address of a file that a browser loads."""
+
+
+def test_the_site_loads_only_its_own_files_and_its_search_has_every_page(require: Require) -> None:
+    """Examples in HTML, which are no pages of the site, and the page for unknown addresses are left out."""
+    site = built_site(require)
+    html = [page for page in site.rglob("*.html") if page.name != "404.html"]
+    pages = [page for page in html if not (ROOT / "docs" / page.relative_to(site)).exists()]
+    loaded = [(page, address) for page in pages for address in LOADED.findall(page.read_text())]
+    assert len(loaded) > 400
+    assert [each for each in loaded if not (each[0].parent / each[1]).is_file()] == []
+    found = {item["location"].partition("#")[0] for item in json.loads((site / "search.json").read_text())["items"]}
+    assert found >= {str(page.relative_to(site)) for page in pages}
+
+
+def test_every_page_of_docs_is_reachable_from_the_readme() -> None:
+    assert {*(ROOT / "docs").rglob("*.md")} - reachable(ROOT / "README.md") == set()
 
 
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")

@@ -26,7 +26,8 @@ def refusals(model: ModelFolder) -> Iterator[Refusal]:
     for code, texts_of in RULES:
         for text in dict.fromkeys(texts_of(model)):
             step = re.match(r"step (\d+) ", text)
-            yield Refusal(code, text, int(step[1]) if step else None)
+            default = "overwritten-value" if step is None else "duplicate-key"
+            yield Refusal(code or default, text, int(step[1]) if step else None)
 
 
 _ANY = -1
@@ -310,8 +311,7 @@ def _with_entries() -> type[Message]:
 
 
 RULES = (
-    ("duplicate-key", lambda model: (text for text in _repeats(model) if text.startswith("step "))),
-    ("overwritten-value", lambda model: (text for text in _repeats(model) if not text.startswith("step "))),
+    ("", _repeats),
     ("folder-name", unusable_names),
     ("unknown-version", _versions),
     ("missing-file", _files),

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -36,6 +37,17 @@ Promise.all([import("/console/lib.js"), import("/console/tensor.js")]).then(([{ 
   place.id = "scores";
   document.querySelector("main").replaceChildren(place);
   render(html`<${Tensor} name="scores" value=${numbers} />`, place);
+  done();
+});
+"""
+
+RESULT = """
+const [outputs, values, done] = arguments;
+Promise.all([import("/console/lib.js"), import("/console/result.js")]).then(([{ html, render }, { Result }]) => {
+  const place = document.createElement("div");
+  const image = { url: document.querySelector(".brand img").src, width: 200, height: 100 };
+  document.querySelector("main").replaceChildren(place);
+  render(html`<${Result} pipeline=${{ outputs, inputs: [] }} sent=${{}} values=${values} image=${image} />`, place);
   done();
 });
 """
@@ -180,6 +192,40 @@ def test_a_thousand_scores_show_the_highest(console: Console) -> None:
     assert page.texts(".bars li span") == [f"#{index}" for index in range(999, 989, -1)]
     page.click("#scores button")
     assert len(page.texts(".bars li")) == 1000
+
+
+@pytest.mark.parametrize(
+    ("description", "box"),
+    [
+        ("In pixels.", [50, 20, 150, 60]),
+        ("As xywh, in pixels.", [50, 20, 100, 40]),
+        ("cxcywh", [100, 40, 100, 40]),
+        ("Shares of the image.", [0.25, 0.2, 0.75, 0.6]),
+    ],
+)
+def test_boxes_of_four_numbers_are_drawn_where_they_are(console: Console, description: str, box: list[float]) -> None:
+    """Outputs keep the order of the file; an output between two others is no exception."""
+    page, number = console("embed"), {"kind": "number", "datatype": "FP32"}
+    outputs = [
+        {"name": "count", **number, "shape": [1], "datatype": "INT32", "description": ""},
+        {"name": "scores", **number, "shape": [-1], "description": ""},
+        {"name": "boxes", **number, "shape": [-1, 4], "description": description},
+        {"name": "labels", "kind": "text", "datatype": "BYTES", "shape": [-1], "description": ""},
+        {"name": "more", **number, "shape": [-1], "description": ""},
+    ]
+    values = {"count": [1], "scores": [0.9], "boxes": [box], "labels": ["cat"], "more": [0.25, 0.5]}
+    page.browser.execute_async_script(RESULT, outputs, values)
+    assert page.texts(".output h3") == ["count", "scores", "boxes", "more"]
+    assert page.one(".boxes polygon").get_dom_attribute("points") == "50,20 150,20 150,60 50,60"
+    assert page.texts(".boxes text") == ["cat"]
+    assert page.texts(".bars li span") == ["cat", "#0", "#1"]
+
+
+def test_four_numbers_that_are_no_box_are_shown_as_numbers(console: Console) -> None:
+    page = console("embed")
+    outputs = [{"name": "boxes", "kind": "number", "datatype": "FP32", "shape": [-1, 4], "description": ""}]
+    page.browser.execute_async_script(RESULT, outputs, {"boxes": [[50, 20, 40, 10]]})
+    assert page.texts(".output pre") == ["[[50,20,40,10]]"]
 
 
 def test_axe_finds_nothing(console: Console, axe_in_both_schemes: Callable[[], list[list[str]]]) -> None:

@@ -21,6 +21,27 @@ export async function decoded(url) {
   return { url, width: image.naturalWidth, height: image.naturalHeight };
 }
 
+const FORMS = {
+  xyxy: ([left, top, right, bottom]) => [left, top, right, bottom],
+  xywh: ([left, top, width, height]) => [left, top, left + width, top + height],
+  cxcywh: ([x, y, width, height]) => [x - width / 2, y - height / 2, x + width / 2, y + height / 2],
+};
+
+/**
+ * Returns the four corners of each box of an output in pixels of the image, or null if its values are no boxes. An output
+ * of shape [N, 4, 2] has the corners. One of shape [N, 4] has `xyxy`, or the form that its description names; numbers
+ * from 0 to 1 are shares of the width and the height.
+ */
+export function cornersOf({ kind, shape, description }, values, { width, height }) {
+  if (kind !== "number" || !values?.length) return null;
+  if (shape.slice(-2).join() === "4,2") return values;
+  if (shape.length !== 2 || shape[1] !== 4) return null;
+  const edges = values.map(FORMS[/\b(cxcywh|xywh)\b/i.exec(description)?.[0].toLowerCase() ?? "xyxy"]);
+  if (!edges.every(([left, top, right, bottom]) => left < right && top < bottom)) return null;
+  const [x, y] = edges.flat().every((each) => each <= 1) ? [width, height] : [1, 1];
+  return edges.map(([left, top, right, bottom]) => [[left * x, top * y], [right * x, top * y], [right * x, bottom * y], [left * x, bottom * y]]);
+}
+
 /** `boxes`: four points each, in pixels of the image. `texts`: one for each box. */
 export function BoxedImage({ image, boxes, texts }) {
   const { url, width, height } = image;

@@ -1,41 +1,38 @@
 /** Shows the outputs of an answer: boxes on the image, scores as bars, images as images, texts as text, and the rest as JSON. */
 
-import { BoxedImage, imageUrlOf } from "./image.js";
+import { BoxedImage, cornersOf, imageUrlOf } from "./image.js";
 import { html } from "./lib.js";
 import { Description, EarlyExit, reasonOf } from "./problem.js";
 import { Scores, Tensor, isNumbers, shortened } from "./tensor.js";
 
 /** `sent`: the values of the request. `image`: the decoded image of the request, if it has one. */
 export function Result({ pipeline, sent, values, image }) {
-  const boxes = image && boxOutput(pipeline, values);
-  const hidden = new Set(boxes ? [boxes] : []);
-  const outputs = [];
-  for (const output of scoresFirst(pipeline.outputs, values)) {
-    if (hidden.has(output.name)) continue;
-    const labels = labelsOf(pipeline, sent, values, output);
-    if (labels?.name) hidden.add(labels.name);
-    outputs.push(html`<${Output} key=${output.name} output=${output} value=${values[output.name]} labels=${labels?.texts} />`);
-  }
+  const boxes = image && boxesIn(pipeline, values, image);
+  const labels = new Map(pipeline.outputs.map((output) => [output, labelsOf(pipeline, sent, values, output)]));
+  const hidden = new Set([...labels.values()].map((each) => each?.name));
+  const shown = pipeline.outputs.filter(({ name }) => !hidden.has(name));
+  const drawn = boxes && { image, boxes: boxes.corners, texts: textsBeside(pipeline, values, boxes) };
   return html`
     <div class="result">
       ${reasonOf(values.early_exit) && html`<${EarlyExit} reason=${reasonOf(values.early_exit)} />`}
-      ${boxes && html`<${BoxedImage} image=${image} boxes=${values[boxes]} texts=${textsBeside(pipeline, values, boxes)} />`}
-      ${outputs}
+      ${shown.map((output) => html`
+        <${Output} key=${output.name} output=${output} value=${values[output.name]} labels=${labels.get(output)?.texts} drawn=${output.name === boxes?.name && drawn} />`)}
     </div>`;
 }
 
-function Output({ output, value, labels }) {
-  const { name, kind, description } = output;
-  return html`<section class="output" data-output=${name}><h3>${name}</h3><${Description} id=${`output-${name}`} text=${description} /><${Value} name=${name} kind=${kind} value=${value} labels=${labels} /></section>`;
+function Output({ output, value, labels, drawn }) {
+  const { name, kind, description, datatype } = output;
+  const shown = drawn ? html`<${BoxedImage} ...${drawn} />` : html`<${Value} name=${name} kind=${kind} datatype=${datatype} value=${value} labels=${labels} />`;
+  return html`<section class="output" data-output=${name}><h3>${name}</h3><${Description} id=${`output-${name}`} text=${description} />${shown}</section>`;
 }
 
-function Value({ name, kind, value, labels }) {
+function Value({ name, kind, datatype, value, labels }) {
   if (labels) return html`<${Scores} labels=${labels} numbers=${value} />`;
   if (value === null || value === "" || value?.length === 0) return html`<p class="empty">empty</p>`;
   if (typeof value === "string" && (kind === "image" || kind === "binary")) return html`<${Bytes} name=${name} base64=${value} />`;
   if (typeof value === "string") return html`<p class="text">${value}</p>`;
   if (isTexts(value)) return html`<ul>${value.map((text) => html`<li>${text}</li>`)}</ul>`;
-  if (Array.isArray(value) && kind === "number") return html`<${Tensor} name=${name} value=${value} />`;
+  if (Array.isArray(value) && kind === "number") return html`<${Tensor} name=${name} value=${value} isFloat=${isFloat({ datatype })} />`;
   return html`<pre class="code">${shortened(JSON.stringify(value, null, kind === "json" ? 2 : 0))}</pre>`;
 }
 
@@ -47,32 +44,28 @@ function Bytes({ name, base64 }) {
     <p class="small">${bytes} bytes · <a download=${name} href=${url ?? `data:application/octet-stream;base64,${base64}`}>Save</a></p>`;
 }
 
-/** Returns the output whose items are boxes of four points, if it has any. */
-function boxOutput(pipeline, values) {
-  const found = pipeline.outputs.find(({ kind, shape }) => kind === "number" && shape.slice(-2).join() === "4,2");
-  return found && values[found.name]?.length ? found.name : null;
+/** Returns the output with boxes on the image, as `{name, corners}`, or null. */
+function boxesIn({ outputs }, values, image) {
+  for (const output of outputs) {
+    const corners = cornersOf(output, values[output.name], image);
+    if (corners) return { name: output.name, corners };
+  }
+  return null;
 }
 
-function textsBeside(pipeline, values, boxes) {
-  const found = pipeline.outputs.find(
-    ({ name, kind }) => kind === "text" && Array.isArray(values[name]) && values[name].length === values[boxes].length,
-  );
-  return found ? values[found.name] : [];
+/** Returns a text for each box: those of an output with as many, and else the index, as at a score without a label. */
+function textsBeside({ outputs }, values, { corners }) {
+  const found = outputs.find(({ name, kind }) => kind === "text" && Array.isArray(values[name]) && values[name].length === corners.length);
+  return found ? values[found.name] : corners.map((_, index) => `#${index}`);
 }
 
+const isFloat = ({ datatype }) => /^(FP|BF)/.test(datatype);
 const isTexts = (value) => Array.isArray(value) && value.length > 0 && value.every((item) => typeof item === "string");
 
-/** Shows scores first, because their labels are texts that must not be shown again. */
-function scoresFirst(outputs, values) {
-  const bare = outputs.filter(({ name }) => !Array.isArray(values[name]));
-  const scores = outputs.filter(({ name }) => isNumbers(values[name]));
-  return [...new Set([...bare, ...scores, ...outputs])];
-}
-
-/** Returns texts of the answer or the request that label a list of numbers one by one. */
+/** Returns texts of the answer or the request that label a list of floating-point numbers one by one. */
 function labelsOf(pipeline, sent, values, output) {
   const numbers = values[output.name];
-  if (!isNumbers(numbers)) return null;
+  if (!isNumbers(numbers) || !isFloat(output)) return null;
   const fits = (texts) => isTexts(texts) && texts.length === numbers.length;
   const own = pipeline.outputs.find(({ name }) => fits(values[name]));
   if (own) return { name: own.name, texts: values[own.name] };

@@ -28,12 +28,12 @@ function Bar({ label, number }) {
   return html`<li><span>${label}</span><progress max="1" value=${part} aria-label=${label} /><output>${number.toFixed(3)}</output></li>`;
 }
 
-/** Nested lists of numbers. A list of probabilities also shows its highest ones. */
-export function Tensor({ name, value }) {
+/** Nested lists of numbers. A list of floating-point numbers from 0 to 1 is shown as scores. */
+export function Tensor({ name, value, isFloat = true }) {
   const numbers = value.flat(Infinity);
   const text = JSON.stringify(value);
-  if (text.length <= LONGEST_JSON && numbers.length <= 16) return html`<pre class="code">${text}</pre>`;
-  const isScores = isNumbers(value) && numbers.every((number) => number >= 0 && number <= 1);
+  const isScores = isFloat && isNumbers(value) && numbers.every((number) => number >= 0 && number <= 1);
+  if (text.length <= LONGEST_JSON && numbers.length <= 16) return isScores ? html`<${Scores} numbers=${value} />` : html`<pre class="code">${text}</pre>`;
   return html`
     <${Statistics} shape=${shapeOf(value)} numbers=${numbers} />
     ${isScores && html`<${Scores} numbers=${value} />`}

@@ -193,3 +193,24 @@ def test_the_form_runs_one_step_of_a_session(console: Callable[..., ConsolePage]
     page.click("#run")
     page.wait_for("[data-output=text]", SAMPLE_TEXT)
     eventually(lambda: has_no_session(gateway))
+
+
+def test_a_session_is_opened_stepped_and_ended(console: Callable[..., ConsolePage], gateway: GatewayProcess) -> None:
+    page = console("listen")
+    page.click(".tabs [role=tab]:nth-child(2)")
+    page.wait_for(".drop", SAMPLE.name)
+    page.click("#open")
+    page.wait_for("[data-session=open]", "0 steps answered")
+    for step in (1, 2):
+        page.click("#step")
+        page.wait_for(".took", f"step {step}")
+        page.wait_for("#step", f"Send step {step + 1}")
+    assert gateway.metric("open_sessions", pipeline="listen") == 1
+    page.click("#last-step")
+    page.wait_for("[data-session=none]", "The session has ended: 3 steps answered.")
+    eventually(lambda: has_no_session(gateway))
+    for leave in ("#end", "#pipelines a[href='#embed']"):
+        page.click("#open")
+        page.wait_for("[data-session=open]")
+        page.click(leave)
+        eventually(lambda: has_no_session(gateway))

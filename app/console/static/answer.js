@@ -3,6 +3,7 @@
 import { html, useState } from "./lib.js";
 import { ProblemNotice } from "./problem.js";
 import { Result } from "./result.js";
+import { stepText } from "./session.js";
 import { shortened } from "./tensor.js";
 
 const VIEWS = ["Pretty", "Raw", "Headers"];
@@ -23,7 +24,7 @@ export function Answer({ pipeline, run, isStale }) {
   return html`
     <div class="meta">
       <p class="small took">
-        <strong class=${problem ? "chip bad" : "chip good"}>${answer.status}</strong> answered in ${Math.round(answer.tookMs)} ms
+        <strong class=${problem ? "chip bad" : "chip good"}>${answer.status}</strong> answered in ${Math.round(answer.tookMs)} ms${stepText(answer)}
         ${staleness}
       </p>
       <p class="views" role="group" aria-label="View">${VIEWS.map(tab)}</p>

@@ -3,6 +3,7 @@
 import { differences } from "./differences.js";
 import { html, useState } from "./lib.js";
 import { reasonOf } from "./problem.js";
+import { stepText } from "./session.js";
 
 /** `fields`: those of the pipeline. `runs`: the newest first; `shown`: one of them, or null. `onShow(run)`, `onRerun(run)`. */
 export function History({ fields, runs, shown, onShow, onRerun }) {
@@ -50,7 +51,7 @@ function Comparison({ before, after }) {
 const bodyOf = ({ values, problem }) => values ?? problem;
 const time = ({ at }) => at.toLocaleTimeString();
 const labelOf = ({ answer, problem, values, ending }) =>
-  ending ?? (answer ? `${answer.status} · ${Math.round(answer.tookMs)} ms${reasonOf(values?.early_exit) ? ` · early exit: ${reasonOf(values.early_exit)}` : ""}` : problem.title);
+  ending ?? (answer ? `${answer.status} · ${Math.round(answer.tookMs)} ms${stepText(answer)}${reasonOf(values?.early_exit) ? ` · early exit: ${reasonOf(values.early_exit)}` : ""}` : problem.title);
 
 /** A file is shown by its name. */
 function summaryOf(fields, { sent, draft }) {

@@ -18,6 +18,7 @@ import { useNarrow } from "./narrow.js";
 import { Overview } from "./overview.js";
 import { ProblemNotice } from "./problem.js";
 import { Copy, Samples } from "./samples.js";
+import { SessionButtons, onlyStep, useSession } from "./session.js";
 import { Tabs } from "./tabs.js";
 
 const MOST_RUNS = 20;
@@ -44,7 +45,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   const loaded = useExamples(pipeline, fields, (sample) => setDraft((before) => withFiles(before, sample)));
   const [chosen, setChosen] = useState(0);
   useEffect(() => {
-    if (chosen) submitForm(form.current);
+    if (chosen && !pipeline.sessions) submitForm(form.current); // a step cannot be taken back
   }, [chosen]);
   const isLeft = useRef(false);
   useEffect(() => () => {
@@ -85,14 +86,18 @@ export function Workbench({ pipeline, linked, mayExplain }) {
       throw error;
     }
   };
-  const start = async (used, isUnary) => {
+  const session = useSession(pipeline);
+  const send = session.url ? session.step(false) : pipeline.sessions ? onlyStep : post;
+  /** `sending`: how the request is sent, see answered; null: as a stream. */
+  const start = async (used, sending) => {
+    const isUnary = sending !== null;
     const request = { id: ++lastRun, at: new Date(), draft: used, isUnary, isExplained, sent: {} };
     setErrors({});
     setView({ isBusy: true });
     try {
       request.sent = valuesOf(fields, used);
       if (isUnary) {
-        const run = await answered(pipeline, fields, request);
+        const run = await answered(pipeline, fields, request, sending);
         keep(run);
         setView({ run });
       } else show(await streamed(pipeline, request));
@@ -106,13 +111,25 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     keep(run);
     setView((now) => ({ ...now, run }));
   };
+  const openSession = async () => {
+    setView({ isBusy: true });
+    try {
+      await session.open();
+      setView(null);
+    } catch (error) {
+      failed(error, { id: ++lastRun, at: new Date(), draft, sent: {}, isUnary: true });
+    }
+  };
   const submit = (event) => {
     event.preventDefault();
-    start(draft, event.submitter?.id === "run" || !pipeline.streams);
+    const id = event.submitter?.id;
+    if (id === "open") openSession();
+    else if (id === "last-step") start(draft, session.step(true));
+    else start(draft, id === "stream" ? null : send);
   };
   const rerun = (run) => {
     setDraft(run.draft);
-    start(run.draft, run.isUnary);
+    start(run.draft, run.isUnary ? send : null);
   };
   const explainedId = view?.run?.isExplained ? view.run.requestId : null;
   const explain = explanations[explainedId] ?? null;
@@ -129,7 +146,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
           <${Gallery} pipeline=${pipeline} fields=${fields} loaded=${loaded} draft=${draft} onChoose=${replace} />
           <${Fields} fields=${fields} draft=${draft} errors=${errors} onChange=${change} />
           ${mayExplain && html`<${ExplainOption} isChecked=${isExplained} onChange=${setExplained} />`}
-          <${Buttons} pipeline=${pipeline} isBusy=${isBusy} />
+          ${pipeline.sessions ? html`<${SessionButtons} session=${session} isBusy=${isBusy} />` : html`<${Buttons} pipeline=${pipeline} isBusy=${isBusy} />`}
           <p class="actions">
             <button type="button" class="quiet" onClick=${() => replace(sampleDraft(fields, loaded))}>Reset</button>
             <${Copy} text=${() => linkTo(pipeline.name, fields, draft)} label="Copy a link" isQuiet />
@@ -217,23 +234,12 @@ function Buttons({ pipeline: { streams, decoupled }, isBusy }) {
   return html`<p class="actions">${isStream ? [stream, run] : [run, stream]}</p>`;
 }
 
-/** Sends the request. Raises Problem. */
-async function answered(pipeline, fields, request) {
+/** Sends the request with `send(url, body, headers)`. Raises Problem. */
+async function answered(pipeline, fields, request, send) {
   const picture = fields.find(({ input, name }) => input?.kind === "image" && request.draft[name]);
-  const answer = await (pipeline.sessions ? onlyStep : post)(pipeline.url, request.sent, explainHeaders(request));
+  const answer = await send(pipeline.url, request.sent, explainHeaders(request));
   const image = picture ? await decoded(request.draft[picture.name].url).catch(() => null) : null;
   return { ...request, values: answer.values, answer, requestId: answer.requestId, image };
-}
-
-/** Runs the request as the only step of a session. Raises Problem. */
-async function onlyStep(url, body, headers) {
-  const { values: session } = await post(`${url}/sessions`);
-  try {
-    return await post(session.url, body, { ...headers, "X-Session-End": "true" });
-  } catch (error) {
-    remove(session.url).catch(() => undefined);
-    throw error;
-  }
 }
 
 /** Starts a resumable stream. Raises Problem. */

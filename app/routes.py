@@ -39,7 +39,7 @@ from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
 from app.api.probes import Liveness, MetricsPages, Probes, Processes, Readiness
-from app.api.sockets import TRANSPORT as WEBSOCKET
+from app.api.streaming import TRANSPORT as WEBSOCKET
 from app.check import live_findings
 from app.core.errors import UpstreamUnavailable
 from app.core.inference import TensorMemory

@@ -14,14 +14,7 @@ from typing import TypeVar
 from app.admission.keys import Caller
 from app.admission.queue import FairQueue
 from app.api.exchange import Exchange
-from app.core.errors import (
-    ClientClosedRequest,
-    DeadlineExceeded,
-    InvalidRequest,
-    PayloadTooLarge,
-    SlowRequest,
-    UnsupportedMediaType,
-)
+from app.core import errors
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.pipeline import Pipeline, Target
@@ -60,7 +53,7 @@ class Limits:
 async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     """Reads a body that must be JSON. Raises UnsupportedMediaType, and the errors of ``read_body``."""
     if not is_json(media_type_of(exchange.header(b"content-type") or "")):
-        raise UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
+        raise errors.UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
     check_no_query(exchange)
     return await read_body(exchange, limits)
 
@@ -94,7 +87,7 @@ async def read_body(
     """
     encoding = exchange.header(b"content-encoding")
     if encoding is not None and not decodes and encoding.strip().lower() not in {"identity", ""}:
-        raise UnsupportedMediaType(
+        raise errors.UnsupportedMediaType(
             "The gateway does not decode a Content-Encoding.", hint="Send the body uncompressed, without that header."
         )
     body = exchange.connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
@@ -116,7 +109,7 @@ def _declared_size(exchange: Exchange) -> int | None:
 def check_no_query(exchange: Exchange) -> None:
     """Rejects a query string, because the body has all fields of the request. Raises InvalidRequest."""
     if exchange.scope["query_string"]:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             "The query string is not allowed with a JSON body or a form.",
             hint="Send every input and parameter in the body.",
         )
@@ -125,7 +118,7 @@ def check_no_query(exchange: Exchange) -> None:
 def check_query(exchange: Exchange) -> None:
     """Rejects a query with too many fields before anything parses it. Raises InvalidRequest."""
     if exchange.scope["query_string"].count(b"&") >= MAX_QUERY_FIELDS:
-        raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} fields.")
+        raise errors.InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} fields.")
 
 
 class _Growing:
@@ -149,9 +142,9 @@ class _Growing:
             async with asyncio.timeout(self._limits.body_s):
                 is_complete = await self._exchange.connection.receive_body(self)
         except TimeoutError as exc:
-            raise SlowRequest(f"The body did not arrive within {self._limits.body_s:g} s.") from exc
+            raise errors.SlowRequest(f"The body did not arrive within {self._limits.body_s:g} s.") from exc
         if not is_complete:
-            raise ClientClosedRequest("The client disconnected while it was sending the body.")
+            raise errors.ClientClosedRequest("The client disconnected while it was sending the body.")
         return memoryview(self._content)[: self._size]
 
     def add(self, part: bytes) -> None:
@@ -180,8 +173,8 @@ class _Growing:
         return self._content
 
 
-def _too_large(limits: Limits, more: str = "The body has more") -> PayloadTooLarge:
-    return PayloadTooLarge(
+def _too_large(limits: Limits, more: str = "The body has more") -> errors.PayloadTooLarge:
+    return errors.PayloadTooLarge(
         f"{more} than the limit of {limits.max_body_bytes} bytes.", hint=f"An operator can raise {limits.body_key}."
     )
 
@@ -233,7 +226,7 @@ class BodyThread:
                 await turn.has_begun.wait()
                 return await asyncio.get_running_loop().run_in_executor(self._thread, read)
         except TimeoutError as exc:
-            raise DeadlineExceeded("The deadline passed before the body was read.") from exc
+            raise errors.DeadlineExceeded("The deadline passed before the body was read.") from exc
         finally:
             self._queue.remove(turn)
             if self._current is turn:
@@ -315,5 +308,5 @@ def _pieces_of(body: memoryview) -> Iterator[bytes]:
         raise _malformed()
 
 
-def _malformed() -> InvalidRequest:
-    return InvalidRequest("The body does not match its Content-Encoding.")
+def _malformed() -> errors.InvalidRequest:
+    return errors.InvalidRequest("The body does not match its Content-Encoding.")

@@ -34,18 +34,9 @@ from app.api.call import Inference
 from app.api.error_table import ErrorForm, problem_response
 from app.api.exchange import ByteBudget, Exchange
 from app.api.openapi import EXPOSED_HEADERS, PROBLEMS, ErrorAnswers, Operation, Operations, Visible
+from app.core import errors
 from app.core.aio import LeakyBucket
 from app.core.answer import WholeAnswer
-from app.core.errors import (
-    Forbidden,
-    GatewayError,
-    Internal,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    TooManyRequests,
-    Unauthenticated,
-)
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import Schema
 from app.core.text import is_loopback, nearest_of
@@ -55,7 +46,7 @@ from app.pipelines.spec import PipelineSpec
 from app.streams.store import StartedStream, StreamStore
 
 if TYPE_CHECKING:
-    from app.api.sockets import MessageHandler
+    from app.api.streaming import MessageHandler
 
 REFUSALS_PER_S = 1000
 """Refusals that are answered in a second. Each takes about 0.2 ms of CPU, which callers that ask again at once would
@@ -118,14 +109,14 @@ class Application:
                 record.fail(error)
             if error is None or exchange.is_answering:
                 raise
-            if error is not exc and isinstance(error, Internal):
+            if error is not exc and isinstance(error, errors.Internal):
                 _log.exception("unexpected error", extra={"request_id": record.request_id})
-            if isinstance(error, TooManyRequests):
+            if isinstance(error, errors.TooManyRequests):
                 await delay_refusal()
             own_form = None if isinstance(exc, HTTPException) else getattr(scope.get("endpoint"), "error_form", None)
             forms = (form for prefix, form in self.error_forms if record.path.startswith(prefix))
             response = (own_form or next(forms, problem_response))(error, record.request_id)
-            if isinstance(error, MethodNotAllowed):
+            if isinstance(error, errors.MethodNotAllowed):
                 response.headers["Allow"] = self._methods_of(record.path)
             await response(scope, receive, exchange.send)
         finally:
@@ -150,26 +141,26 @@ class Application:
                     break
         await app(scope, receive, send)
 
-    def _error_of(self, exc: BaseException, exchange: Exchange) -> GatewayError | None:
+    def _error_of(self, exc: BaseException, exchange: Exchange) -> errors.GatewayError | None:
         """Returns the error for the caller; None for a cancellation that is not caused by the drain."""
-        if isinstance(exc, GatewayError):
+        if isinstance(exc, errors.GatewayError):
             return exc
         if isinstance(exc, asyncio.CancelledError):
             return exchange.cause_of_cancellation()
         if not isinstance(exc, HTTPException):
-            return Internal("The gateway failed. Its log shows the cause under the request's id.")
+            return errors.Internal("The gateway failed. Its log shows the cause under the request's id.")
         path = exchange.record.path
         if exc.status_code == 405:
             reads = " EventSource reads the stream that POST /v1/streams starts." * path.endswith("/stream")
             hint = f"Use one of: {self._methods_of(path)}.{reads}"
-            return MethodNotAllowed("This address does not accept this method.", hint=hint)
+            return errors.MethodNotAllowed("This address does not accept this method.", hint=hint)
         if exc.status_code == 404:
             hint = self.hints.get(path, self.hints[""])
             asked = "/".join(path.split("/")[:3])
             if asked not in self._beginnings and (near := nearest_of(asked, self._beginnings, 0.9)):
                 hint = f"Did you mean {near}? {hint}"
-            return NotFound("The gateway serves nothing at this address.", hint=hint)
-        return InvalidRequest("The request is malformed.")
+            return errors.NotFound("The gateway serves nothing at this address.", hint=hint)
+        return errors.InvalidRequest("The request is malformed.")
 
     def _methods_of(self, path: str) -> str:
         """All methods of the routes at the path. Mounts of files support GET and HEAD."""
@@ -227,10 +218,10 @@ class Endpoint:
         if self.key != "required":
             return
         if key is None:
-            raise Unauthenticated("The request has no API key.", hint=HINT)
+            raise errors.Unauthenticated("The request has no API key.", hint=HINT)
         if self.dialect is not None and not key.speaks(self.dialect):
             text = f"This API key does not allow the dialect '{self.dialect}'."
-            raise Forbidden(text, hint=hint_of("dialects"))
+            raise errors.Forbidden(text, hint=hint_of("dialects"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,14 +333,14 @@ class BrowserRules:
         # The address that the connection was made to is served too: probes use it, and a page cannot take it.
         is_own = host is None or host in self.hosts or _is_loopback(host) or (server is not None and server[0] == host)
         if not is_own:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 "The gateway does not answer for the host of this request.",
                 hint="Call it as localhost or 127.0.0.1, or add the host to GATEWAY_ALLOWED_HOSTS.",
             )
         if not self.refuses_cross_site or exchange.record.method != "POST":
             return
         if exchange.header(b"sec-fetch-site") == "cross-site" and not _allows(self.origins, exchange.header(b"origin")):
-            raise InvalidRequest("A page of another site sent this request.", hint=_ADD_ORIGIN)
+            raise errors.InvalidRequest("A page of another site sent this request.", hint=_ADD_ORIGIN)
 
 
 def check_socket_origin(exchange: Exchange, allowed: Collection[str]) -> None:
@@ -361,7 +352,7 @@ def check_socket_origin(exchange: Exchange, allowed: Collection[str]) -> None:
     if origin is None or _allows(allowed, origin):
         return
     if origin.partition("://")[2].lower() != (exchange.header(b"host") or "").lower():
-        raise Forbidden("Pages of this origin may not open a WebSocket.", hint=_ADD_ORIGIN)
+        raise errors.Forbidden("Pages of this origin may not open a WebSocket.", hint=_ADD_ORIGIN)
 
 
 def _allows(allowed: Collection[str], origin: str | None) -> bool:

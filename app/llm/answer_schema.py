@@ -105,24 +105,17 @@ class AnswerSchema:
         if self._validator is None:
             return None if isinstance(value, dict) else "is not an object"
         try:
-            return self._misfit(self._validator, value)
+            steps = _Steps(self._schema, self._character_steps).count(self._schema, [value])
+            if self._validator.is_valid(value):
+                return None
+            error = next(self._validator.iter_errors(value)) if steps <= _MAX_EXPLAINED_STEPS else None
         except (ValueError, RecursionError):  # too many steps, or the value is nested too deeply
             return TOO_LARGE
-
-    def _misfit(self, validator: "Draft202012Validator", value: Any) -> str | None:
-        from jsonschema_rs import ValidationError  # noqa: PLC0415 - an extra
-
-        steps = _Steps(self._schema, self._character_steps).count(self._schema, [value])
-        if validator.is_valid(value):
-            return None
-        if steps > _MAX_EXPLAINED_STEPS:
-            return "does not fit the schema"
-        try:
-            validator.validate(value)
-        except ValidationError as exc:
-            at = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in exc.instance_path)
-            return f"does not fit the schema at {at.removeprefix('.') or 'its root'}: {exc.message}"
-        return None
+        problem = "does not fit the schema"
+        if error is not None:
+            at = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
+            problem += f" at {at.removeprefix('.') or 'its root'}: {error.message}"
+        return problem
 
 
 @lru_cache(_KEPT_SCHEMAS)

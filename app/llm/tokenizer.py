@@ -92,11 +92,15 @@ def read_folder(path: Path) -> TokenizerFolder:
     if not path.is_dir():
         raise ValueError(f"'{path}' is not a folder")
     config = _json_of(path / _CONFIG)
-    templates = dict(
-        _file_templates(path)
-        or _templates_in(_json_of(path / _PROCESSOR), _PROCESSOR)
-        or _templates_in(config, _CONFIG)
-    )
+    default = {"default": path / _TEMPLATE} if (path / _TEMPLATE).exists() else {}
+    found: dict[str, tuple[str, str]] = {}
+    for name, file in (default | {file.stem: file for file in _additional_files(path)}).items():
+        source = str(file.relative_to(path))
+        try:
+            found[name] = read_regular_file(file, MAX_TEMPLATE_BYTES).decode("utf-8"), source
+        except (OSError, ValueError) as exc:
+            raise ValueError(f"{source} cannot be read: {exc}") from exc
+    templates = dict(found or _templates_in(_json_of(path / _PROCESSOR), _PROCESSOR) or _templates_in(config, _CONFIG))
     if not templates:
         raise ValueError(f"'{path}' has no chat template: no {_TEMPLATE}, and no key {_KEY} in {_CONFIG}")
     if "default" not in templates:
@@ -117,19 +121,6 @@ def files_of(path: Path) -> Iterator[Path]:
 
 def _additional_files(path: Path) -> list[Path]:
     return sorted((path / _ADDITIONAL).glob("*.jinja"))[:_MAX_ADDITIONAL]
-
-
-def _file_templates(path: Path) -> Templates:
-    """Raises ValueError."""
-    default = {"default": path / _TEMPLATE} if (path / _TEMPLATE).exists() else {}
-    templates: dict[str, tuple[str, str]] = {}
-    for name, file in (default | {file.stem: file for file in _additional_files(path)}).items():
-        source = str(file.relative_to(path))
-        try:
-            templates[name] = read_regular_file(file, MAX_TEMPLATE_BYTES).decode("utf-8"), source
-        except (OSError, ValueError) as exc:
-            raise ValueError(f"{source} cannot be read: {exc}") from exc
-    return templates
 
 
 def _templates_in(values: Mapping[str, Any], file: str) -> Templates:

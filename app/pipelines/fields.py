@@ -12,26 +12,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from app.codecs import kinds
 from app.codecs.json_scan import has_more_elements
-from app.codecs.kinds import (
-    ToArray,
-    as_datatype,
-    bytes_of_base64,
-    bytes_of_numbers,
-    check_image,
-    converted,
-    declared_shape,
-    encoded_json,
-    fits,
-    from_array_of,
-    holds_bytes,
-    is_bare_item,
-    is_one_content,
-    json_bytes_of,
-    numbers_of_bytes,
-    shape_text,
-    to_array_of,
-)
 from app.codecs.numbers import ANY_NUMBER, Bounds, float_type, integer_type, number_codec, number_type, read_numbers
 from app.core.errors import ContractViolation
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
@@ -65,7 +47,7 @@ class InputField:
         self.is_required = spec.is_required
         self.batched = max_items is not None
         """Whether the caller sends a list of items."""
-        self._is_item, is_content = is_bare_item(tensor), is_one_content(spec.kind, tensor)
+        self._is_item, is_content = kinds.is_bare_item(tensor), kinds.is_one_content(spec.kind, tensor)
         if spec.missing is not None and tensor.datatype not in FLOAT_DATATYPES:
             raise ValueError(f"has missing: nan, which only floating-point numbers can have, not {tensor.datatype}")
         if spec.kind == "json" and (self.batched or not self._is_item):
@@ -86,7 +68,7 @@ class InputField:
         is_number, bounds = spec.kind == "number", Bounds(spec.minimum, spec.maximum, spec.enum)
         self.is_file = spec.kind in ("image", "binary")
         self.takes_file = self.is_file or (
-            is_number and bounds == ANY_NUMBER and not self.batched and holds_bytes(tensor)
+            is_number and bounds == ANY_NUMBER and not self.batched and kinds.holds_bytes(tensor)
         )
         """Whether a file of a form, or a raw body, may be the value: 8-bit numbers may be its bytes."""
         self.is_list_of_files = self.is_file and self.batched and self._is_item
@@ -111,7 +93,9 @@ class InputField:
         if spec.default is not None:
             is_json = spec.kind == "json"
             self.default = self.read(
-                msgspec.json.encode(spec.default) if is_json else converted(spec.default, self.json_type, "default")
+                msgspec.json.encode(spec.default)
+                if is_json
+                else kinds.converted(spec.default, self.json_type, "default")
             )
 
     def _type_of_json(self, bounds: Bounds) -> Any:
@@ -142,12 +126,14 @@ class InputField:
 
     def value_of_file(self, content: bytes | memoryview) -> bytes | memoryview | Array:
         """The value of a field that :attr:`takes_file`."""
-        return content if self.is_file else numbers_of_bytes(content, self.tensor.datatype).reshape(self.tensor.dims)
+        return (
+            content if self.is_file else kinds.numbers_of_bytes(content, self.tensor.datatype).reshape(self.tensor.dims)
+        )
 
     def read(self, value: Any) -> Tensor:
         """Converts a decoded value or array to the tensor for Triton. Raises ValueError."""
         array = value if isinstance(value, np.ndarray) else self._to_array(value)
-        if not fits(array.shape, self._dims):
+        if not kinds.fits(array.shape, self._dims):
             array = array.reshape(self._shape_sent(array.shape))
         if self._allowed is not None and not np.isin(array[~np.isnan(array)], self._allowed).all():
             raise ValueError("is not one of the allowed values")
@@ -161,8 +147,8 @@ class InputField:
             return shape[: self.batched] + self.tensor.dims
         if size == 0 and len(shape) < len(dims):
             shape += tuple(max(dim, 0) for dim in dims[len(shape) :])
-        if not fits(shape, dims):
-            raise ValueError(f"has shape {shape_text(shape)}; expected {shape_text(dims)}")
+        if not kinds.fits(shape, dims):
+            raise ValueError(f"has shape {kinds.shape_text(shape)}; expected {kinds.shape_text(dims)}")
         return shape
 
 
@@ -170,23 +156,23 @@ def _list_of(element: Any) -> Any:
     return list[element]
 
 
-def _array_reader(spec: InputSpec, tensor: TensorSpec, *, is_content: bool) -> ToArray:
+def _array_reader(spec: InputSpec, tensor: TensorSpec, *, is_content: bool) -> kinds.ToArray:
     """Returns the conversion of decoded values: for kind json from JSON text, for files from base64 or bytes."""
-    to_elements = to_array_of("binary" if spec.base64 or spec.data_url else spec.kind, tensor.datatype)
-    to_array: ToArray = (lambda value: to_elements(value).reshape(tensor.dims)) if is_content else to_elements
+    to_elements = kinds.to_array_of("binary" if spec.base64 or spec.data_url else spec.kind, tensor.datatype)
+    to_array: kinds.ToArray = (lambda value: to_elements(value).reshape(tensor.dims)) if is_content else to_elements
 
     def file_of(value: Any) -> Any:
         """The file as the model takes it, from the bytes of a form or the base64 of JSON; lists keep their nesting."""
         if isinstance(value, list):
             return [file_of(item) for item in value]
-        content = bytes_of_base64(value, spec.kind) if isinstance(value, str) else value
+        content = kinds.bytes_of_base64(value, spec.kind) if isinstance(value, str) else value
         if not spec.base64 and not spec.data_url:
             return content
-        media_type = check_image(content) if spec.kind == "image" else ""
+        media_type = kinds.check_image(content) if spec.kind == "image" else ""
         return (b"data:%b;base64," % media_type.encode() if spec.data_url else b"") + base64.b64encode(content)
 
     if spec.kind == "json":
-        return lambda value: to_array(json_bytes_of(value))
+        return lambda value: to_array(kinds.json_bytes_of(value))
     return (lambda value: to_array(file_of(value))) if spec.kind in ("image", "binary") else to_array
 
 
@@ -222,11 +208,11 @@ class ParameterField:
                 raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
             if len(tensor.dims) != 1 if self._is_list else any(dim not in (-1, 1) for dim in tensor.dims):
                 what = "a list" if self._is_list else "one value"
-                raise ValueError(f"is {what}, which does not fit the dimensions {shape_text(tensor.dims)}")
+                raise ValueError(f"is {what}, which does not fit the dimensions {kinds.shape_text(tensor.dims)}")
             kind = {"object": "json", "string": "text", "strings": "text"}.get(spec.type, "number")
-            self._to_array = to_array_of(kind, tensor.datatype)
+            self._to_array = kinds.to_array_of(kind, tensor.datatype)
         if json_tensor is not None and (json_tensor.datatype != BYTES or json_tensor.dims not in ((1,), (-1,), ())):
-            text = f"{json_tensor.datatype} {shape_text(json_tensor.dims)}"
+            text = f"{json_tensor.datatype} {kinds.shape_text(json_tensor.dims)}"
             raise ValueError(f"is a member of '{json_tensor.name}', which is {text} and not a single text")
         outer, _, member = (spec.member or name).removesuffix("[]").rpartition(".")
         self.place = (outer, member)
@@ -259,7 +245,7 @@ class ParameterField:
 
     def converted(self, value: Any, name: str = "value") -> Any:
         """Checks a value of the configuration like a caller's, and returns it. Raises ValueError."""
-        return self.checked(converted(value, self.json_type, name))
+        return self.checked(kinds.converted(value, self.json_type, name))
 
     def checked(self, value: Any) -> Any:
         """Checks a decoded value and returns the value to send. Raises ValueError."""
@@ -277,7 +263,7 @@ class ParameterField:
     def tensor_of(self, value: Any, items: int) -> Tensor:
         """The tensor of a checked value, repeated for each item of a batch. Raises ValueError."""
         assert self.tensor is not None
-        array = self._to_array(encoded_json(value) if self.spec.type == "object" else value)
+        array = self._to_array(kinds.encoded_json(value) if self.spec.type == "object" else value)
         if not self._is_list:
             array = array.reshape(self.tensor.dims)
         return repeated(self.tensor, array, items if self._has_batch else None)
@@ -286,7 +272,7 @@ class ParameterField:
         """Writes a checked value into the JSON object. Raises ValueError."""
         outer, name = self.place
         if self.spec.as_text:
-            value = encoded_json(value).decode()
+            value = kinds.encoded_json(value).decode()
         around = members.setdefault(outer, {}) if outer else members
         around[name] = [value] if (self.spec.member or "").endswith("[]") else value
 
@@ -308,9 +294,9 @@ class OutputField:
     def __init__(self, name: str, spec: OutputSpec, tensor: TensorSpec, max_batch_size: int, *, has_rows: bool) -> None:
         """``has_rows``: a response has a row for each item of the request. Raises ValueError."""
         self.name, self.spec, self.tensor, self._has_rows = name, spec, tensor, has_rows
-        self._is_content = is_one_content(spec.kind, tensor)
+        self._is_content = kinds.is_one_content(spec.kind, tensor)
         """Whether the whole tensor is one text or file, and not each element."""
-        is_item = self._is_content or is_bare_item(tensor)
+        is_item = self._is_content or kinds.is_bare_item(tensor)
         self.depth = has_rows + (0 if is_item else len(tensor.dims))
         """How many lists stand around an element of one response."""
         if self.depth and (spec.accumulates or spec.reaches or spec.none is not None or spec.join == "sum"):
@@ -331,7 +317,7 @@ class OutputField:
         """The empty value of one item of a batch."""
         self.may_be_empty = spec.single or -1 in self._dims
         """Whether an array of the declared shape may have no elements."""
-        from_array = from_array_of(spec.kind, tensor.datatype, is_single=self.is_bare)
+        from_array = kinds.from_array_of(spec.kind, tensor.datatype, is_single=self.is_bare)
 
         def value_of(array: Array) -> Any:
             try:
@@ -353,11 +339,13 @@ class OutputField:
         Raises ContractViolation if the elements are not the declared ones.
         """
         array, declared = tensor.array, self.tensor.datatype
-        if not array.size and not (self._is_content and tensor.datatype == declared and fits(array.shape, self._dims)):
+        if not array.size and not (
+            self._is_content and tensor.datatype == declared and kinds.fits(array.shape, self._dims)
+        ):
             return array
         if tensor.datatype != declared:
-            converted = as_datatype(array, declared)
-            if converted is None:
+            as_declared = kinds.as_datatype(array, declared)
+            if as_declared is None:
                 name = DTYPE_BY_DATATYPE[declared].name
                 dtype = _NUMPY.get(name, f"np.{name}")
                 written = "STRING" if tensor.datatype == BYTES else tensor.datatype
@@ -368,21 +356,21 @@ class OutputField:
                     f"`data_type: TYPE_{written}` in its config.pbtxt. The gateway converts numbers only if {declared} "
                     "holds each of them.",
                 )
-            array = converted
-        if array.shape != self._dims and not fits(array.shape, self._dims):
-            shape = declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
+            array = as_declared
+        if array.shape != self._dims and not kinds.fits(array.shape, self._dims):
+            shape = kinds.declared_shape(array.shape, (items, *self.tensor.dims) if self._has_rows else self._dims)
             if shape is None:
                 raise self.other_shape(array.shape)
             array = array.reshape(shape)
         array = array[0] if self._takes_batch else array
-        return bytes_of_numbers(array, len(self.tensor.dims)) if self._is_content else array
+        return kinds.bytes_of_numbers(array, len(self.tensor.dims)) if self._is_content else array
 
     def other_shape(self, shape: tuple[int, ...]) -> ContractViolation:
         """The violation of a model that wrote this shape."""
-        name, dims = self.tensor.name, shape_text(self._dims)
+        name, dims = self.tensor.name, kinds.shape_text(self._dims)
         if 0 in shape:
             hint = f"If the model may write none, declare an early_exit rule with empty: [{name}] in gateway.yaml."
-        elif self._takes_batch and shape and declared_shape(shape, (shape[0], *self._dims[1:])):
+        elif self._takes_batch and shape and kinds.declared_shape(shape, (shape[0], *self._dims[1:])):
             hint = f"The model wrote {shape[0]} rows for one item. With batch: true the answer has all rows."
         else:
             hint = (
@@ -390,7 +378,7 @@ class OutputField:
                 "may be missing or extra, if it is clear which."
             )
         return ContractViolation(
-            f"Output '{name}' has shape {shape_text(shape)}; {dims} is declared.", tensor=name, hint=hint
+            f"Output '{name}' has shape {kinds.shape_text(shape)}; {dims} is declared.", tensor=name, hint=hint
         )
 
 

@@ -13,16 +13,8 @@ from app.llm.answer_parser import Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
 from app.llm.tool_calls import PROMPT_END, Reasoning, ToolFormat, parser_of
+from app.pipelines import llm_spec
 from app.pipelines.fields import Field, InputField, OutputField, ParameterField
-from app.pipelines.llm_spec import (
-    ChatSpec,
-    CompletionsSpec,
-    EmbeddingsSpec,
-    GuidedSpec,
-    LogprobsSpec,
-    OpenAISpec,
-    UsageSpec,
-)
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.spec import ADAPTER
 
@@ -51,16 +43,12 @@ class TextForm:
     prompt: str
     text: str
     finish_reason: str | None
-    usage: UsageSpec | None
+    openai: llm_spec.OpenAISpec
     field_by_parameter: Mapping[str, str]
     """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
-    ignored: frozenset[str] = frozenset()
-    """OpenAI's names of fields that the model does not have and requests may set."""
     template: ChatTemplate | None = None
-    logprobs: LogprobsSpec | None = None
     tokenizer: TokenizerFolder | None = None
     """Of ``chat``; counts tokens, if it can."""
-    guided: GuidedSpec | None = None
     tools: ToolFormat | None = None
     reasoning: Reasoning | None = None
     """How the model writes tool calls and reasoning. Only of ``chat``; None if it does not."""
@@ -72,7 +60,7 @@ class TextForm:
 
     def guided_fields(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the fields that hold the model's answer to a schema; empty if the model cannot be guided."""
-        guided = self.guided
+        guided = self.openai.guided
         if guided is None:
             return {}
         value = json_of(schema).decode() if guided.member is None else {guided.member: schema}
@@ -91,7 +79,6 @@ class EmbeddingsForm:
     embedding: str
     length: int
     """The size of a vector; -1 means any."""
-    counts_tokens: bool
     field_by_parameter: Mapping[str, str]
 
 
@@ -99,7 +86,7 @@ class OpenAIMapping:
     """The forms of a pipeline under OpenAI's addresses, with the pipeline's fields that ``openai:`` refers to."""
 
     def __init__(
-        self, spec: OpenAISpec, config: ModelConfig, fields: Sequence[Field], outputs: Sequence[OutputField]
+        self, spec: llm_spec.OpenAISpec, config: ModelConfig, fields: Sequence[Field], outputs: Sequence[OutputField]
     ) -> None:
         """Raises PipelineMismatch, as all methods do."""
         self._spec = spec
@@ -129,7 +116,7 @@ class OpenAIMapping:
         self.chat = self._chat_form(spec.chat) if spec.chat else None
         self.embeddings = self._embeddings_form(spec.embeddings, config) if spec.embeddings else None
 
-    def _text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
+    def _text_form(self, spec: llm_spec.CompletionsSpec, key: str) -> TextForm:
         whole = self._spec
         prompt = named(spec.prompt, self._inputs, "an input of the pipeline", key, "prompt")
         self._check_text(prompt, key, "prompt")
@@ -156,16 +143,13 @@ class OpenAIMapping:
             prompt=spec.prompt,
             text=spec.text,
             finish_reason=whole.finish_reason or default,
-            usage=whole.usage,
+            openai=whole,
             field_by_parameter=self._settable(spec.prompt, key),
-            ignored=frozenset(whole.ignored),
-            logprobs=whole.logprobs,
             tokenizer=whole.chat.folder if whole.chat else None,
-            guided=guided,
             prompt_tensor=prompt.tensor.name,
         )
 
-    def _chat_form(self, spec: ChatSpec) -> TextForm:
+    def _chat_form(self, spec: llm_spec.ChatSpec) -> TextForm:
         template, given, field = _template_of(spec), self._spec.reasoning, self._parameters.get(SKIPS_SPECIAL_TOKENS)
         reasoning: Reasoning | None = (given[0], given[1]) if isinstance(given, list) else given
         keeps = self._spec.format_of_special_tokens is not None and field is not None and field.spec.type == "boolean"
@@ -178,7 +162,7 @@ class OpenAIMapping:
             images=self._images(spec, template),
         )
 
-    def _images(self, spec: ChatSpec, template: ChatTemplate) -> ImagesForm | None:
+    def _images(self, spec: llm_spec.ChatSpec, template: ChatTemplate) -> ImagesForm | None:
         """The input for images, if the template has places for them.
 
         A template without such places is an error if the pipeline needs images or says how they are written: most
@@ -205,7 +189,7 @@ class OpenAIMapping:
         most = spec.max_images if size == -1 else min(size, spec.max_images)
         return ImagesForm(name, most, field.is_bare, may_be_empty=field.is_required and size == -1)
 
-    def _embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
+    def _embeddings_form(self, spec: llm_spec.EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
         parameter = self._parameters.get(spec.input)
         if parameter is None or parameter.spec.type not in ("string", "text_or_tokens"):
             text = named(spec.input, self._inputs, "an input of the pipeline", "embeddings", "input")
@@ -225,7 +209,6 @@ class OpenAIMapping:
             tensor=texts.name if texts is not None and is_batched else None,
             embedding=spec.embedding,
             length=output.tensor.dims[-1] if is_vector else -1,
-            counts_tokens=self._spec.usage is not None,
             field_by_parameter=self._settable(spec.input, "embeddings"),
         )
 
@@ -247,7 +230,7 @@ class OpenAIMapping:
             raise PipelineMismatch(location, f"'{field.name}' must be a single text: kind: text with one element")
 
 
-def _template_of(spec: ChatSpec) -> ChatTemplate:
+def _template_of(spec: llm_spec.ChatSpec) -> ChatTemplate:
     """Of a folder, the template ``default``, with ``tool_use`` for conversations with tools."""
     folder = spec.folder
     if folder is None:

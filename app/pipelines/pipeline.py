@@ -14,18 +14,10 @@ from typing import Any, Self
 import orjson
 
 from app.codecs.kinds import agree, declared_shape, encoded_json, is_one_content, kind_fits, shape_text
+from app.core import model
 from app.core.engine import PipelineLayer
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest
 from app.core.inference import DTYPE_BY_DATATYPE, Extension, InferenceRequest, Parameter, Tensor, bytes_array
-from app.core.model import (
-    Capacity,
-    ModelConfig,
-    TensorSpec,
-    capacity_of,
-    largest_batch,
-    sequence_ids_of,
-    takes_traceparent,
-)
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.fields import Field, InputField, OutputField, ParameterField, repeated
 from app.pipelines.file import resolved
@@ -71,8 +63,8 @@ class Target:
     name: str
     """In metrics and spans."""
     spec: PipelineSpec
-    config: ModelConfig
-    capacity: Capacity = dataclasses.field(default_factory=Capacity)
+    config: model.ModelConfig
+    capacity: model.Capacity = dataclasses.field(default_factory=model.Capacity)
     layers: tuple[PipelineLayer, ...] = ()
     """The layers around the engine that its requests use."""
 
@@ -90,13 +82,13 @@ class Pipeline(Target):
         self,
         name: str,
         spec: PipelineSpec,
-        config: ModelConfig,
-        models: Mapping[str, ModelConfig],
+        config: model.ModelConfig,
+        models: Mapping[str, model.ModelConfig],
         context: CompileContext,
     ) -> None:
         """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
         spec = resolved(spec, config, context.tokenizers)
-        super().__init__(name=name, spec=spec, config=config, capacity=capacity_of(config, models))
+        super().__init__(name=name, spec=spec, config=config, capacity=model.capacity_of(config, models))
         self.inputs, self.sent, self.outputs = _fields_of(spec, config)
         """``sent``: the parameters that a request has, also if callers cannot set them."""
         self.parameters = [each for each in self.sent if each.spec.is_settable]
@@ -141,9 +133,9 @@ class Pipeline(Target):
         """The longest deadline of a request, whole or as a stream."""
         self.batch, self.max_items = spec.batch, 1 if spec.batch is None else spec.batch.max_items
         """``max_items``: the most items of a request."""
-        self.takes_traceparent = takes_traceparent(config, models)
+        self.takes_traceparent = model.takes_traceparent(config, models)
         self.exposes_errors = context.exposes_errors
-        self.sequence_ids = sequence_ids_of(config, models)
+        self.sequence_ids = model.sequence_ids_of(config, models)
         self.layers = spec.layers_of(name, config, models)
         self._check_layers()
 
@@ -267,13 +259,13 @@ class Pipeline(Target):
         return self.spec.stream
 
 
-def _has_rows(spec: PipelineSpec, config: ModelConfig) -> bool:
+def _has_rows(spec: PipelineSpec, config: model.ModelConfig) -> bool:
     """Whether a response has a row for each of several items. A decoupled model gets one item at a time."""
     return spec.batch is not None and not config.decoupled
 
 
 def _fields_of(
-    spec: PipelineSpec, config: ModelConfig
+    spec: PipelineSpec, config: model.ModelConfig
 ) -> tuple[list[InputField], list[ParameterField], list[OutputField]]:
     """The declared fields, or one for each tensor of the model. Raises PipelineMismatch."""
     size, max_items = config.max_batch_size, None if spec.batch is None else spec.batch.max_items
@@ -304,11 +296,11 @@ def _fields_of(
     return inputs, parameters, outputs
 
 
-def _kind_of(tensor: TensorSpec) -> Any:
+def _kind_of(tensor: model.TensorSpec) -> Any:
     return "text" if tensor.datatype == "BYTES" else "number"
 
 
-def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec) -> TensorSpec:
+def _tensor(tensors: Iterable[model.TensorSpec], given: InputSpec | OutputSpec) -> model.TensorSpec:
     tensor = tensor_named(tensors, given.tensor, ("tensor",))
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch(("tensor",), f"has datatype {tensor.datatype}, which has no JSON form")
@@ -341,9 +333,9 @@ def _adapter_fields(spec: PipelineSpec, parameters: Sequence[ParameterField]) ->
     return [ParameterField(ADAPTER, named_by)] if spec.adapters else []
 
 
-def _call_items_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig]) -> int:
+def _call_items_of(spec: PipelineSpec, config: model.ModelConfig, models: Mapping[str, model.ModelConfig]) -> int:
     """The most items of a call. Raises PipelineMismatch."""
-    most = largest_batch(config, models)
+    most = model.largest_batch(config, models)
     if spec.batch is None:
         return max(most, 1)
     if most == 0:
@@ -354,7 +346,7 @@ def _call_items_of(spec: PipelineSpec, config: ModelConfig, models: Mapping[str,
 
 
 def _check_fields(
-    spec: PipelineSpec, config: ModelConfig, inputs: Sequence[InputField], parameters: Sequence[ParameterField]
+    spec: PipelineSpec, config: model.ModelConfig, inputs: Sequence[InputField], parameters: Sequence[ParameterField]
 ) -> None:
     """Checks duplicate names and members, and missing or duplicate inputs. Raises PipelineMismatch."""
     members = [each for each in parameters if each.spec.member_of is not None]
@@ -391,7 +383,7 @@ def _check_fields(
 
 def _check_rules(
     spec: PipelineSpec,
-    config: ModelConfig,
+    config: model.ModelConfig,
     parameters: Sequence[ParameterField],
     settable: Collection[str],
     *,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from app.codecs.kinds import declared_shape, shape_text
+from app.core import errors
 from app.core.aio import BackgroundTasks
 from app.core.answer import (
     Answer,
@@ -30,15 +31,6 @@ from app.core.answer import (
     joined_rows,
 )
 from app.core.engine import Engine, discard_stream
-from app.core.errors import (
-    ClientError,
-    ContextLengthExceeded,
-    ContractViolation,
-    FieldProblem,
-    GatewayError,
-    InvalidInput,
-    UpstreamError,
-)
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.fields import OutputField, TextDifferences
 from app.pipelines.model_errors import EARLY_EXIT, explain, name_failed_step, named_model, public_text
@@ -58,7 +50,7 @@ class Collector(Answer):
 
     has_enough = False
     tokens: Tokens | None = None
-    _fault: ContractViolation | None = None
+    _fault: errors.ContractViolation | None = None
     """Of a model that is not decoupled: an output is missing, or has no elements although its declared shape has some.
     An early exit may explain it."""
 
@@ -164,7 +156,7 @@ class Collector(Answer):
                 values[field.name] = field.value_of(array) if text is None else text.decode(array.flat[0])
         return values
 
-    def finish(self, error: GatewayError | None = None) -> Ending:
+    def finish(self, error: errors.GatewayError | None = None) -> Ending:
         """An early exit before any output has the empty result.
 
         Raises the error for the caller, or ContractViolation if a model that is not decoupled wrote no output.
@@ -226,7 +218,7 @@ class Collector(Answer):
                 wrong = f"the first response had {first} items, and no later response may have more"
             if wrong:
                 grows = f"A step sends all items of '{name}' with each response. It must send only items that are new."
-                raise ContractViolation(
+                raise errors.ContractViolation(
                     f"Output '{name}' has shape {shape_text(tensor.shape)}; {wrong}.",
                     tensor=name,
                     hint=grows if is_growth else None,
@@ -252,9 +244,9 @@ class Collector(Answer):
         return joined_rows(items) if items and isinstance(items[0], np.ndarray) else items
 
 
-def _not_written(tensor: str) -> ContractViolation:
+def _not_written(tensor: str) -> errors.ContractViolation:
     hint = "If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml."
-    return ContractViolation(f"Output '{tensor}' was not written.", tensor=tensor, hint=hint)
+    return errors.ContractViolation(f"Output '{tensor}' was not written.", tensor=tensor, hint=hint)
 
 
 class PipelineBatch(Batch):
@@ -305,7 +297,7 @@ class PipelineBatch(Batch):
             self._rows[field.name][items.start] = value
         return None
 
-    def finish(self, error: GatewayError | None = None) -> Ending:
+    def finish(self, error: errors.GatewayError | None = None) -> Ending:
         """The whole request is an early exit if each of its items is. Raises the error."""
         super().finish(error)
         reason = None if None in self._exits else self._exits[0]
@@ -343,25 +335,25 @@ async def run(
                     if answer.has_enough:
                         break
         return answer.finish() if answer.end is None else await answer.end(None)
-    except GatewayError as exc:
+    except errors.GatewayError as exc:
         return answer.finish(exc) if answer.end is None else await answer.end(exc)
 
 
 LONGEST_MESSAGE = 4096
 """Only this much of a message is searched."""
 _HINT = "The gateway's log has the model's message in the line with this request id."
-_REFUSALS: dict[str, tuple[type[ClientError], str, str]] = {
+_REFUSALS: dict[str, tuple[type[errors.ClientError], str, str]] = {
     "context_length_exceeded": (
-        ContextLengthExceeded,
+        errors.ContextLengthExceeded,
         "The request is longer than the model's context.",
         "is longer than the model's context",
     ),
-    "invalid_input": (InvalidInput, "The model refused the input.", "is not accepted by the model"),
+    "invalid_input": (errors.InvalidInput, "The model refused the input.", "is not accepted by the model"),
 }
 """By the code of a rule: the caller's error, its detail, and the problem of the rule's field."""
 
 
-def early_exit_of(pipeline: Pipeline, error: GatewayError, request_id: str) -> str:
+def early_exit_of(pipeline: Pipeline, error: errors.GatewayError, request_id: str) -> str:
     """The reason of the early exit that the pipeline's rules see in an error. Raises the caller's error if none.
 
     A step of ``rejects_input`` names itself at the start of its message (``<model>: <text>``); the pipeline's own
@@ -396,7 +388,9 @@ def early_exit_of(pipeline: Pipeline, error: GatewayError, request_id: str) -> s
     raise shown from error
 
 
-def _refusal_of(pipeline: Pipeline, error: GatewayError, upstream: UpstreamError, message: str) -> GatewayError | None:
+def _refusal_of(
+    pipeline: Pipeline, error: errors.GatewayError, upstream: errors.UpstreamError, message: str
+) -> errors.GatewayError | None:
     """The error for a caller who can correct the request, without the model's message.
 
     ``message``: without Triton's prefixes.
@@ -404,7 +398,7 @@ def _refusal_of(pipeline: Pipeline, error: GatewayError, upstream: UpstreamError
     for rule in pipeline.spec.refusals:
         if re.search(rule.message_pattern, message[:LONGEST_MESSAGE]):
             kind, detail, problem = _REFUSALS[rule.code]
-            problems = [] if rule.field is None else [FieldProblem(rule.field, problem)]
+            problems = [] if rule.field is None else [errors.FieldProblem(rule.field, problem)]
             return kind(rule.detail or detail, hint=_HINT, errors=problems)
     steps = pipeline.spec.rejects_input if upstream.grpc_code in ("INVALID_ARGUMENT", None) else ()
     is_own = upstream.grpc_code is not None and pipeline.spec.model in steps
@@ -415,7 +409,7 @@ def _refusal_of(pipeline: Pipeline, error: GatewayError, upstream: UpstreamError
     read = {edge.source.tensor.name for edge in into if edge.source.step is None}
     fields = [f"'{field.name}'" for field in pipeline.inputs if field.tensor.name in read]
     reads = f" It reads {' and '.join(fields)}." if fields else ""
-    return InvalidInput(f"{named_model(step, pipeline.graph)} refused the input.{reads}", hint=_HINT)
+    return errors.InvalidInput(f"{named_model(step, pipeline.graph)} refused the input.{reads}", hint=_HINT)
 
 
 CANCEL_TIMEOUT_S = 5.0
@@ -447,5 +441,5 @@ class Canceller:
     async def _call(self, request: InferenceRequest) -> None:
         try:
             await discard_stream(self._engine, request, Deadline.after(CANCEL_TIMEOUT_S))
-        except GatewayError as exc:
+        except errors.GatewayError as exc:
             _log.warning("cancel call to model '%s' failed: %s", request.model, exc.detail)

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from app.api.sessions.open_sessions import SessionReason
-from app.api.sockets import RequestReason
+from app.api.streaming import RequestReason
 from app.http1.websocket import CloseReason
 from tests.browser.conftest import running_chromium
 from tests.browser.page import ConsolePage, Firefox

@@ -172,7 +172,7 @@ class TestVllm:
         p = served("vllm", lacking)
         assert sent(p).keys() == {"text_input", "sampling_parameters"}
         assert [field.name for field in p.outputs] == ["text"]
-        assert (p.openai.completions.usage, p.openai.completions.logprobs) == (None, None)
+        assert (p.usage, p.openai.completions.openai.logprobs) == (None, None)
 
     @pytest.mark.parametrize(
         ("limits", "body_bytes"), [({}, 64 * 2**20), ({"queue": 3}, 64 * 2**20), ({"body_bytes": 9}, 9)]
@@ -365,15 +365,15 @@ def test_field_names_have_defaults_and_openai_parameters_map_to_fields() -> None
     assert form.embeddings is None
     assert (form.completions.prompt, form.completions.text) == ("prompt", "text")
     assert form.completions.finish_reason == "finish_reason"
-    assert form.completions.usage is None
+    assert form.completions.openai.usage is None
     assert form.chat.template is not None
     assert form.completions.field_by_parameter == {"many": "many", "seed": "seed", "max_tokens": "max_new_tokens"}
     assert form.chat.field_by_parameter["max_completion_tokens"] == "max_new_tokens"
 
 
 def test_a_pipeline_with_embeddings() -> None:
-    form = embedder(usage={"prompt_tokens": "TOKENS"}).openai
-    assert (form.embeddings.length, form.embeddings.counts_tokens) == (4, True)
+    made = embedder(usage={"prompt_tokens": "TOKENS"})
+    assert (made.openai.embeddings.length, made.usage is not None) == (4, True)
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,9 @@ from app.api.oip.oip_bodies import (
 )
 from app.api.oip.signature import Signature
 from app.api.streaming import StreamResponse
+from app.core import errors
 from app.core.answer import Answer, Values
 from app.core.engine import Document
-from app.core.errors import (
-    ContractViolation,
-    GatewayError,
-    InvalidInput,
-    InvalidRequest,
-    ModelError,
-    ModelNotReady,
-    UnknownModel,
-    UnsupportedMediaType,
-    UpstreamProtocol,
-)
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.core.json import json_of
 from app.core.text import shown
@@ -77,30 +67,32 @@ _STATUS_BY_CODE = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNIMP
 """gRPC code of a model's error -> Triton's HTTP status. All other codes become 400, including early exits."""
 
 
-def code_of_model(error: GatewayError) -> str | None:
+def code_of_model(error: errors.GatewayError) -> str | None:
     """The gRPC code with which the model failed or rejected its input; None for any other error."""
-    is_failure = isinstance(error, ModelError | ContractViolation) and not isinstance(error, UpstreamProtocol)
+    is_failure = isinstance(error, errors.ModelError | errors.ContractViolation) and not isinstance(
+        error, errors.UpstreamProtocol
+    )
     return (error.upstream.grpc_code or "") if is_failure and error.upstream is not None else None
 
 
-def error_object(error: GatewayError, _request_id: str = "") -> Values:
+def error_object(error: errors.GatewayError, _request_id: str = "") -> Values:
     text = error.detail if error.hint is None else f"{error.detail} {error.hint}"
     return {"error": shown(text, 512)}
 
 
-def error_response(error: GatewayError, _request_id: str) -> Response:
+def error_response(error: errors.GatewayError, _request_id: str) -> Response:
     code = code_of_model(error)
     status = lenient_status_of(type(error)) if code is None else _STATUS_BY_CODE.get(code, 400)
     return JsonResponse(error_object(error), status, headers_of(error))
 
 
-def generate_error_response(error: GatewayError, _request_id: str) -> Response:
+def generate_error_response(error: errors.GatewayError, _request_id: str) -> Response:
     """Triton 2.51 answers 400 for every error of a model, because a stream does not transport the error's code."""
     status = lenient_status_of(type(error)) if code_of_model(error) is None else 400
     return JsonResponse(error_object(error), status, headers_of(error))
 
 
-def stream_error_response(error: GatewayError, request_id: str) -> Response:
+def stream_error_response(error: errors.GatewayError, request_id: str) -> Response:
     """Answers an error of the model with an event, as Triton does, and every other error with JSON."""
     if code_of_model(error) is None:
         return generate_error_response(error, request_id)
@@ -149,7 +141,7 @@ class OipEndpoints:
         json_bytes = len(body) or 1  # an empty body is not JSON
         if text is not None:
             if declared is None or declared > len(body):
-                raise InvalidInput(f"inference header size should be in range (0, {len(body)}).")
+                raise errors.InvalidInput(f"inference header size should be in range (0, {len(body)}).")
             json_bytes = declared
         if not json_bytes:
             parsed = parse_raw_request(body, signature, version)
@@ -185,7 +177,7 @@ class OipEndpoints:
         call, parsed = await self._generation(exchange, found, "stream")
         request = parsed.inference
 
-        def problem_of(error: GatewayError, _request_id: str) -> Values:
+        def problem_of(error: errors.GatewayError, _request_id: str) -> Values:
             self._complete(error, request.model)
             return error_object(error)
 
@@ -194,7 +186,7 @@ class OipEndpoints:
         with exchange.cancelled_on_disconnect():
             try:
                 stream, opening = await self._inference.open_stream(call)
-            except GatewayError as exc:
+            except errors.GatewayError as exc:
                 self._explain(exc, request)
                 raise
         return _Generation.of(stream, opening, self._limits)
@@ -239,7 +231,7 @@ class OipEndpoints:
             return await read_body(exchange, limits, tensor_at=tensor_at)
         if encoding not in {"gzip", "deflate"}:
             hint = "Content-Encoding may be gzip or deflate."
-            raise UnsupportedMediaType("Unsupported compression type.", hint=hint)
+            raise errors.UnsupportedMediaType("Unsupported compression type.", hint=hint)
         return await inflated(exchange, await read_body(exchange, limits, decodes=True), limits)
 
     async def _only_response(
@@ -250,25 +242,25 @@ class OipEndpoints:
         with exchange.cancelled_on_disconnect():
             try:
                 await self._inference.answer(call)
-            except GatewayError as exc:
+            except errors.GatewayError as exc:
                 self._explain(exc, request)
                 exc.detail = "".join(f"{each.field}: " for each in exc.errors) + exc.detail
                 raise
         if len(answer.responses) != 1:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 "generate expects model to produce exactly 1 response, and so does infer; "  # as Triton
                 "call generate_stream for a model that sends any number of responses."
             )
         return answer.responses[0]
 
-    def _explain(self, error: GatewayError, request: InferenceRequest) -> None:
+    def _explain(self, error: errors.GatewayError, request: InferenceRequest) -> None:
         """Completes the error of a call. Raises UnknownModel instead if Triton does not have the version."""
-        upstream, is_absent = error.upstream, isinstance(error, ModelNotReady) and not error.was_answered
+        upstream, is_absent = error.upstream, isinstance(error, errors.ModelNotReady) and not error.was_answered
         if is_absent and request.version and upstream is not None and upstream.grpc_code in {"NOT_FOUND", None}:
-            raise UnknownModel.named(request.model, request.version) from error
+            raise errors.UnknownModel.named(request.model, request.version) from error
         self._complete(error, request.model)
 
-    def _complete(self, error: GatewayError, model: str) -> None:
+    def _complete(self, error: errors.GatewayError, model: str) -> None:
         """Names the model in an error of it, or shows its own message if the operator allows that. Idempotent."""
         named = f"Model '{model}' failed: "
         if error.upstream is None or code_of_model(error) is None:
@@ -293,7 +285,7 @@ class OipEndpoints:
         model, is_ready = found["model"], False
         check_model(exchange, self._catalog, model)
         if model in self._catalog.oip_models:
-            with suppress(ModelNotReady):
+            with suppress(errors.ModelNotReady):
                 is_ready = await self._catalog.engine.model_ready(model, version_of(found))
         if is_ready:
             return JsonResponse({"name": model, "ready": True})
@@ -306,7 +298,7 @@ class OipEndpoints:
             model = found["model"]
             check_model(exchange, self._catalog, model)
             if model not in self._catalog.oip_models:
-                raise UnknownModel.named(model)
+                raise errors.UnknownModel.named(model)
             return JsonResponse(await self._catalog.engine.document(document, model, version_of(found)))
 
         return answer
@@ -320,7 +312,7 @@ class OipEndpoints:
         try:
             wanted = msgspec.json.decode(body or b"{}", type=_Wanted)
         except (ValueError, RecursionError) as exc:
-            raise InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
+            raise errors.InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
         models = await self._catalog.engine.models()
         rows = [  # without Triton's reasons, which may contain paths
             {"name": each.name, "version": each.version, "state": "READY" if each.ready else "UNAVAILABLE"}
@@ -340,7 +332,7 @@ def version_of(found: Found) -> str:
     """The version in the path, or an empty string. Raises UnknownModel."""
     text: str = found.get("version", "")
     if len(text) > 18:
-        raise UnknownModel.named(found["model"], text)
+        raise errors.UnknownModel.named(found["model"], text)
     return str(int(text)) if text else ""
 
 

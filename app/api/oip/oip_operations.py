@@ -11,39 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from app.api import openapi
 from app.api.error_table import lenient_status_of
 from app.api.oip.oip_bodies import MAX_ID
 from app.api.oip.signature import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
-from app.api.openapi import (
-    INFERENCE_ERRORS,
-    TIMEOUT_HEADER,
-    ErrorAnswer,
-    ErrorAnswers,
-    Named,
-    Operation,
-    Operations,
-    Visible,
-    answer,
-    in_path,
-    json_answer,
-    named,
-)
 from app.codecs.kinds import LARGEST_BY_DATATYPE
 from app.core import errors
 from app.core.errors import GatewayError
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, INTEGER_DATATYPES
 from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of
-from app.core.model import ModelConfig, TensorSpec
+from app.core.model import ModelConfig
 
-_ERROR = named("OipError", {"error": TEXT})
-_SERVER = named("OipServer", {"name": TEXT, "version": TEXT, "extensions": list_of(TEXT)})
+_ERROR = openapi.named("OipError", {"error": TEXT})
+_SERVER = openapi.named("OipServer", {"name": TEXT, "version": TEXT, "extensions": list_of(TEXT)})
 _STATE = enum_of(["READY", "UNAVAILABLE"])
-_INDEX = Named("OipIndex", lambda: list_of(object_of({"name": TEXT, "version": TEXT, "state": _STATE})))
+_INDEX = openapi.Named("OipIndex", lambda: list_of(object_of({"name": TEXT, "version": TEXT, "state": _STATE})))
 _TENSOR = object_of({"name": TEXT, "datatype": TEXT, "shape": list_of({"type": "integer", "minimum": -1})})
 _TENSORS = {"inputs": list_of(_TENSOR), "outputs": list_of(_TENSOR)}
-_MODEL = named("OipModel", {"name": TEXT, "versions": list_of(TEXT), "platform": TEXT, **_TENSORS})
-_CONFIG = named("OipConfig", {"name": TEXT, "max_batch_size": COUNT, "input": list_of({}), "output": list_of({})})
-_STATISTICS = named("OipStatistics", {"model_stats": list_of(object_of({"name": TEXT, "version": TEXT}))})
+_MODEL = openapi.named("OipModel", {"name": TEXT, "versions": list_of(TEXT), "platform": TEXT, **_TENSORS})
+_CONFIG = openapi.named(
+    "OipConfig", {"name": TEXT, "max_batch_size": COUNT, "input": list_of({}), "output": list_of({})}
+)
+_STATISTICS = openapi.named("OipStatistics", {"model_stats": list_of(object_of({"name": TEXT, "version": TEXT}))})
 _VALUE: Schema = {"type": ["boolean", "number", "string", "null"]}
 _OUTPUT = object_of(
     {
@@ -56,14 +45,14 @@ _OUTPUT = object_of(
     *("data", "parameters"),
 )
 _RESULT = {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": list_of(_OUTPUT)}
-_INFERRED = named("OipInferResult", _RESULT, "id")
-ERRORS = ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, lenient_status_of, has_codes=False)
+_INFERRED = openapi.named("OipInferResult", _RESULT, "id")
+ERRORS = openapi.ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, lenient_status_of, has_codes=False)
 _MODEL_STATUSES = (400, 404, 500, 501, 503)
 """Of errors of a model."""
 _EVENT: Schema = {"text/event-stream": {"schema": TEXT, "x-event-schemas": {"message": _ERROR}}}
-_STREAM_ERRORS = ErrorAnswers("OipStreamError", ERRORS.content | _EVENT, lenient_status_of, has_codes=False)
+_STREAM_ERRORS = openapi.ErrorAnswers("OipStreamError", ERRORS.content | _EVENT, lenient_status_of, has_codes=False)
 _OF_PROTOCOL = "As the Open Inference Protocol and Triton's extensions describe it."
-_POSSIBLE = (*INFERENCE_ERRORS, errors.UnknownModel)
+_POSSIBLE = (*openapi.INFERENCE_ERRORS, errors.UnknownModel)
 _DOWN = (errors.UpstreamUnavailable, errors.DeadlineExceeded)
 _PARAMETERS: Schema = {
     "propertyNames": {
@@ -81,13 +70,19 @@ _PARAMETERS: Schema = {
 }
 
 
-def tags_of(visible: Visible) -> Mapping[str, str]:
+def tags_of(visible: openapi.Visible) -> Mapping[str, str]:
     return {"models": "The Open Inference Protocol"} | {each.name: f"Model {each.name}" for each in visible.models}
 
 
 def infer_request(config: ModelConfig) -> Schema:
     """OpenAPI cannot describe the binary tensors after the JSON."""
-    inputs = [_input(spec, config.max_batch_size) for spec in config.inputs]
+    inputs: list[Schema] = []
+    for spec in config.inputs:
+        batch = [{"type": "integer", "minimum": 1, "maximum": config.max_batch_size}] if config.max_batch_size else []
+        dims = [*batch, *({**COUNT, "maximum": 2**63 - 1} if dim == -1 else const_of(dim) for dim in spec.dims)]
+        shape = {**list_of({"type": "integer"}), "prefixItems": dims, "minItems": len(dims), "maxItems": len(dims)}
+        tensor = {"name": const_of(spec.name), "datatype": const_of(spec.datatype), "shape": shape}
+        inputs.append(object_of({**tensor, "data": list_of(_element(spec.datatype))}))
     outputs = object_of({"name": enum_of(spec.name for spec in config.outputs)})
     listed: Schema = {"type": "array", "items": one_of(inputs) if inputs else {}}
     required = [spec for spec in config.inputs if not spec.optional]
@@ -97,14 +92,6 @@ def infer_request(config: ModelConfig) -> Schema:
     return object_of(
         {"id": {**TEXT, "maxLength": MAX_ID}, "inputs": listed, "outputs": list_of(outputs)}, "id", "outputs"
     )
-
-
-def _input(spec: TensorSpec, max_batch_size: int) -> Schema:
-    batch = [{"type": "integer", "minimum": 1, "maximum": max_batch_size}] if max_batch_size else []
-    dims = [*batch, *({**COUNT, "maximum": 2**63 - 1} if dim == -1 else const_of(dim) for dim in spec.dims)]
-    shape = {**list_of({"type": "integer"}), "prefixItems": dims, "minItems": len(dims), "maxItems": len(dims)}
-    data = list_of(_element(spec.datatype))
-    return object_of({"name": const_of(spec.name), "datatype": const_of(spec.datatype), "shape": shape, "data": data})
 
 
 def _element(datatype: str) -> Schema:
@@ -139,59 +126,65 @@ def _one_or_list(element: Schema) -> Schema:
     return {"anyOf": [element, list_of(element)]}
 
 
-def _inference(config: ModelConfig, verb: str, answers: Mapping[int, Any], body: Named) -> Operation:
-    return Operation(
+def _inference(config: ModelConfig, verb: str, answers: Mapping[int, Any], body: openapi.Named) -> openapi.Operation:
+    return openapi.Operation(
         f"oip_{verb}_{config.name}",
         config.name,
         answers,
         (*_POSSIBLE, *_DOWN),
-        [TIMEOUT_HEADER],
+        [openapi.TIMEOUT_HEADER],
         {"application/json": {"schema": body}},
         path=config.name,
         summary=f"{verb} with model {config.name}",
     )
 
 
-def infer(visible: Visible) -> Iterator[Operation]:
-    failed = {status: ErrorAnswer(ERRORS, status, [errors.ModelError]) for status in _MODEL_STATUSES}
+def infer(visible: openapi.Visible) -> Iterator[openapi.Operation]:
+    failed = {status: openapi.ErrorAnswer(ERRORS, status, [errors.ModelError]) for status in _MODEL_STATUSES}
     for each in visible.models:
-        body = Named(f"{each.name}_infer", partial(infer_request, each))
-        yield _inference(each, "infer", failed | {200: json_answer("The outputs", _INFERRED)}, body)
+        body = openapi.Named(f"{each.name}_infer", partial(infer_request, each))
+        yield _inference(each, "infer", failed | {200: openapi.json_answer("The outputs", _INFERRED)}, body)
 
 
-def generate(visible: Visible) -> Iterator[Operation]:
+def generate(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     for each in visible.models:
-        yield _inference(each, "generate", {200: json_answer("The one response", _result(each))}, _request(each))
+        yield _inference(
+            each, "generate", {200: openapi.json_answer("The one response", _result(each))}, _request(each)
+        )
 
 
-def stream(visible: Visible) -> Iterator[Operation]:
+def stream(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     for each in visible.models:
         events = {"text/event-stream": {"schema": TEXT, "x-event-schemas": {"message": _result(each)}}}
         failed = _STREAM_ERRORS.of((*_POSSIBLE, errors.InvalidRequest))[400]
-        yield _inference(each, "generate_stream", {200: answer("The responses", events), 400: failed}, _request(each))
+        yield _inference(
+            each, "generate_stream", {200: openapi.answer("The responses", events), 400: failed}, _request(each)
+        )
 
 
-def _request(config: ModelConfig) -> Named:
-    return Named(f"{config.name}_generate", partial(generate_request, config))
+def _request(config: ModelConfig) -> openapi.Named:
+    return openapi.Named(f"{config.name}_generate", partial(generate_request, config))
 
 
-def _result(config: ModelConfig) -> Named:
-    return Named(f"{config.name}_generated", partial(_generated, config))
+def _result(config: ModelConfig) -> openapi.Named:
+    return openapi.Named(f"{config.name}_generated", partial(_generated, config))
 
 
-def _get(name: str, text: str, schema: Named | None = None, errors: Sequence[type[GatewayError]] = _DOWN) -> Operation:
-    ok = answer(text) if schema is None else json_answer(text, schema)
-    return Operation(f"oip_{name}", "models", {200: ok}, errors, summary=text, description=_OF_PROTOCOL)
+def _get(
+    name: str, text: str, schema: openapi.Named | None = None, errors: Sequence[type[GatewayError]] = _DOWN
+) -> openapi.Operation:
+    ok = openapi.answer(text) if schema is None else openapi.json_answer(text, schema)
+    return openapi.Operation(f"oip_{name}", "models", {200: ok}, errors, summary=text, description=_OF_PROTOCOL)
 
 
-def _of_model(name: str, text: str, schema: Named | None = None) -> Operations:
+def _of_model(name: str, text: str, schema: openapi.Named | None = None) -> openapi.Operations:
     """The names of the models are those of a parameter."""
     described = _get(name, text, schema, (errors.UnknownModel, errors.InvalidInput, *_DOWN))
 
-    def operations(visible: Visible) -> Iterator[Operation]:
+    def operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:
         if visible.models:
             names = enum_of(each.name for each in visible.models)
-            yield replace(described, parameters=[in_path("model", names)])
+            yield replace(described, parameters=[openapi.in_path("model", names)])
 
     return operations
 

@@ -11,19 +11,9 @@ import numpy as np
 from app.codecs.json_scan import MAX_DEPTH, has_more_elements
 from app.codecs.kinds import fits, shape_text, to_array_of
 from app.codecs.numbers import NumberCodec, number_codec, read_numbers
+from app.core import inference
 from app.core.engine import PipelineLayer
 from app.core.errors import InvalidInput, InvalidJson
-from app.core.inference import (
-    BYTES,
-    DTYPE_BY_DATATYPE,
-    Array,
-    InferenceRequest,
-    Parameter,
-    RequestedOutput,
-    Tensor,
-    bytes_array,
-    elements_in,
-)
 from app.core.model import ModelConfig, TensorSpec
 from app.core.text import shown
 from app.observability.metrics import NO_PIPELINE
@@ -67,7 +57,7 @@ class Input:
         self.dims = ((-1,) if config.max_batch_size else ()) + spec.dims
         self._of_model = f"'{spec.name}' for model '{config.name}'"
         self._numbers: NumberCodec | None = None
-        if spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES:
+        if spec.datatype in inference.DTYPE_BY_DATATYPE and spec.datatype != inference.BYTES:
             self._numbers = number_codec(spec.datatype, to_array_of("number", spec.datatype), takes_literals=True)
         self.itemsize = 0 if self._numbers is None else self._numbers.dtype.itemsize
 
@@ -83,7 +73,7 @@ class Input:
         if len(shape) > _MAX_DIMENSIONS or (0 in shape and math.prod(filter(None, shape)) > MAX_ELEMENTS):
             raise self._refused("has a shape that is not possible")
 
-    def of_json(self, text: memoryview, shape: tuple[int, ...] | None = None) -> Tensor:
+    def of_json(self, text: memoryview, shape: tuple[int, ...] | None = None) -> inference.Tensor:
         """Raises InvalidInput or InvalidJson.
 
         ``text``: lists of the elements, flat or nested; without a shape, one flat list of any number of elements.
@@ -109,14 +99,14 @@ class Input:
                 raise self._refused(f"has more than {MAX_ELEMENTS} elements")
             elif depth == 1:
                 values = _texts.decode(text)
-                array = bytes_array([value.encode("utf-8") for value in values], (len(values),))
+                array = inference.bytes_array([value.encode("utf-8") for value in values], (len(values),))
             elif not 1 <= depth <= _MAX_DIMENSIONS:
                 raise ValueError
             else:
                 nested: Any = str
                 for _ in range(depth):
                     nested = list[nested]
-                array = to_array_of("text", BYTES)(msgspec.json.decode(text, type=nested))
+                array = to_array_of("text", inference.BYTES)(msgspec.json.decode(text, type=nested))
         except msgspec.ValidationError as exc:
             raise self._refused(f"has data that are not {self.spec.datatype}, or out of its range") from exc
         except msgspec.DecodeError as exc:
@@ -126,7 +116,7 @@ class Input:
         check_count((array.size,))
         return self._tensor(array if shape is None else array.reshape(shape))
 
-    def of_bytes(self, raw: memoryview, shape: tuple[int, ...]) -> Tensor:
+    def of_bytes(self, raw: memoryview, shape: tuple[int, ...]) -> inference.Tensor:
         """``raw``: the elements in row-major order, little-endian; it is not copied. Raises InvalidInput.
 
         Each element of a BYTES tensor follows its length in 4 bytes.
@@ -140,7 +130,7 @@ class Input:
             return self._tensor(np.frombuffer(raw, self._numbers.dtype).reshape(shape))
         if count > MAX_ELEMENTS:
             raise self._refused(f"has more than {MAX_ELEMENTS} elements")
-        elements, is_whole = elements_in(raw, count)
+        elements, is_whole = inference.elements_in(raw, count)
         if len(elements) > count:
             expecting = f"{self._of_model}, expecting {count}"
             raise InvalidInput(f"unexpected number of string elements {len(elements)} for inference input {expecting}")
@@ -151,15 +141,15 @@ class Input:
             raise InvalidInput(f"expected {count} string elements for inference input {got}")
         return self.of_elements(elements, shape)
 
-    def of_elements(self, elements: Sequence[memoryview], shape: tuple[int, ...]) -> Tensor:
+    def of_elements(self, elements: Sequence[memoryview], shape: tuple[int, ...]) -> inference.Tensor:
         """The tensor of the datatype BYTES. Filled one by one, because numpy would read a memoryview as an array."""
         array = np.empty(len(elements), dtype=np.object_)
         for index, element in enumerate(elements):
             array[index] = bytes(element) if len(element) < _KEPT_IN_BODY else element
         return self._tensor(array.reshape(shape))
 
-    def _tensor(self, array: Array) -> Tensor:
-        return Tensor(self.spec.name, self.spec.datatype, array)
+    def _tensor(self, array: inference.Array) -> inference.Tensor:
+        return inference.Tensor(self.spec.name, self.spec.datatype, array)
 
     def _refused(self, problem: str) -> InvalidInput:
         return InvalidInput(f"Input '{self.spec.name}' {problem}.")
@@ -191,16 +181,16 @@ class Signature(Target):
             required=frozenset(spec.name for spec in config.inputs if not spec.optional),
             outputs={spec.name: spec for spec in config.outputs},
             model=model,
-            takes_bytes=any(spec.datatype == BYTES for spec in config.inputs),
+            takes_bytes=any(spec.datatype == inference.BYTES for spec in config.inputs),
         )
 
     def request_of(
         self,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[inference.Tensor],
         version: str,
-        parameters: Mapping[str, Parameter],
-        outputs: Iterable[RequestedOutput] = (),
-    ) -> InferenceRequest:
+        parameters: Mapping[str, inference.Parameter],
+        outputs: Iterable[inference.RequestedOutput] = (),
+    ) -> inference.InferenceRequest:
         """Checks the parameters, that no input is missing or given twice, and that the batch sizes agree.
 
         Raises InvalidInput.
@@ -224,7 +214,7 @@ class Signature(Target):
         for name, value in parameters.items():
             _check_parameter(name, value)
         self.model.sequence_ids.check(parameters.get("sequence_id", 0))
-        return InferenceRequest(
+        return inference.InferenceRequest(
             model=model,
             version=version,
             inputs=tuple(inputs),
@@ -242,10 +232,10 @@ class Signature(Target):
         return InvalidInput(text)
 
 
-def parameter_of(name: str, text: memoryview) -> Parameter:
+def parameter_of(name: str, text: memoryview) -> inference.Parameter:
     """Raises InvalidInput or InvalidJson."""
     try:
-        value: Parameter = _parameter.decode(text)
+        value: inference.Parameter = _parameter.decode(text)
     except msgspec.ValidationError as exc:
         raise InvalidInput(
             f"parameter '{shown(name)}' has invalid type. It should be either 'int', 'float', 'bool', or 'string'."
@@ -255,7 +245,7 @@ def parameter_of(name: str, text: memoryview) -> Parameter:
     return value
 
 
-def _check_parameter(name: str, value: Parameter) -> None:
+def _check_parameter(name: str, value: inference.Parameter) -> None:
     if name in _TYPES_BY_NAME:
         types, expected = _TYPES_BY_NAME[name]
         if type(value) not in types or (type(value) is int and value < 0):

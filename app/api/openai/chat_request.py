@@ -406,7 +406,7 @@ def take_format(
     if schema is not None and _is_deeper(schema, MAX_SCHEMA_DEPTH):
         raise _refused(f"has more than {MAX_SCHEMA_DEPTH} levels", ".json_schema.schema")
     try:
-        if form.guided is not None and not tools.callable:
+        if form.openai.guided is not None and not tools.callable:
             check_references(schema or {})
             return {"type": "object"} if schema is None else schema, None
         if schema is not None and not CAN_CHECK:

@@ -123,7 +123,8 @@ class Choice(ABC):
         self._collector = Collector(pipeline, request, is_divided=False)
         self._matcher = StopMatcher(options.stops, keeps_stop=options.keeps_stop) if options.stops else None
         self._parser = options.parser()
-        self._tokens_field = form.logprobs.output if form.logprobs and options.logprobs is not None else None
+        logprobs = form.openai.logprobs
+        self._tokens_field = None if logprobs is None or options.logprobs is None else logprobs.output
         self._echo = options.prompt
         self._counted = None if options.prompt_tokens is None else Tokens(options.prompt_tokens)
         """The tokens that the gateway counts; None if the model counts them, or nothing does."""

@@ -21,8 +21,8 @@ from app.core.answer import Answer, Batch, BatchPart, Ending, Tokens, check_rows
 from app.core.errors import ContractViolation, FieldProblem, GatewayError
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.json import json_of
-from app.pipelines.body import refused
-from app.pipelines.fields import MAX_TOKENS, TokenId, TokenIds
+from app.pipelines.body import problem_of_value, refused
+from app.pipelines.fields import MAX_TOKENS, Field, TokenId, TokenIds
 from app.pipelines.openai_mapping import EmbeddingsForm
 from app.pipelines.run import Collector
 
@@ -75,6 +75,13 @@ def batch_of(named: NamedRequest[EmbeddingsForm]) -> "EmbeddingsBatch":
     encoding = take(members, "encoding_format", Literal["float", "base64"], "float")
     if "dimensions" not in form.field_by_parameter and take(members, "dimensions", int, form.length) != form.length:
         raise refused([FieldProblem("dimensions", "is not the length of this model's vectors, which is fixed")])
+    if len(items) > 1:  # the reader gets only the first one
+        fields: list[Field] = [*pipeline.inputs, *pipeline.parameters]
+        type_: Any = next(each.json_type for each in fields if each.name == form.input)
+        try:
+            msgspec.convert(items, list[type_])
+        except msgspec.ValidationError as exc:
+            raise refused([problem_of_value("input", str(exc))]) from exc
     named.name_by_field[form.input] = "input"
     body = named.body_of({form.input: msgspec.json.encode(items[0])}, NEUTRAL_OF_EMBEDDINGS)
     with openai_names(named.name_by_field):

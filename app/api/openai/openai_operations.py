@@ -134,7 +134,7 @@ def chat(visible: Visible) -> Iterator[Operation]:
     def described(pipeline: Pipeline, form: TextForm) -> Described:
         messages = {"type": "array", "items": _message(form), "minItems": 1}
         types: dict[str, Any] = {"response_format": ResponseFormat}
-        if form.logprobs is not None:
+        if form.openai.logprobs is not None:
             types["logprobs"] = bool
         if form.tools is not None:
             types |= {"tools": ToolList, "tool_choice": ToolChoice, "parallel_tool_calls": bool}
@@ -241,7 +241,7 @@ def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
     fields["stop"] = schema_of(texts.Stop | None)
     fields["stream"] = enum_of([False, None])
     fields["n"] = schema_of(texts.Choices | None)
-    if form.logprobs is not None:
+    if form.openai.logprobs is not None:
         fields["logprobs"] = fields["top_logprobs"] = schema_of(texts.Logprobs | None)
     if pipeline.spec.stream is not None:
         fields["stream"] = schema_of(bool | None)

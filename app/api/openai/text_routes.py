@@ -24,15 +24,7 @@ from app.api.call import Inference, InferenceCall
 from app.api.downloads import ImageDownloads
 from app.api.endpoint import Found
 from app.api.exchange import Exchange
-from app.api.openai.chat_request import (
-    LONGEST_WITHOUT_SCHEMA,
-    RESPONSE_FORMAT,
-    Image,
-    take_format,
-    take_messages,
-    take_tools,
-    take_variables,
-)
+from app.api.openai import chat_request
 from app.api.openai.choices import ChatChoice, Choice, CompletionChoice, TextOptions
 from app.api.openai.requests import (
     NEUTRAL_OF_TEXTS,
@@ -168,8 +160,8 @@ class ChunkResponse(StreamResponse):
 
 
 async def downloaded(
-    images: Sequence[Image], downloads: ImageDownloads, exchange: Exchange, call: InferenceCall, most: int
-) -> Sequence[Image]:
+    images: Sequence[chat_request.Image], downloads: ImageDownloads, exchange: Exchange, call: InferenceCall, most: int
+) -> Sequence[chat_request.Image]:
     """Returns all images with their bytes, which count as those of the body: at most ``most``.
 
     An address that is given several times is downloaded once.
@@ -188,7 +180,7 @@ async def downloaded(
             raise ValueError(f"is too large: the images of a request may have {most} bytes")
         exchange.hold(piece)
 
-    async def download(image: Image) -> None:
+    async def download(image: chat_request.Image) -> None:
         try:
             found[image.address] = await downloads.download(image.address, count)
         except ValueError as exc:
@@ -206,7 +198,7 @@ async def downloaded(
         raise DeadlineExceeded("The deadline passed while the images were downloaded.") from exc
     if problems:
         raise refused(problems)
-    return [Image(each.at, found[each.address]) if each.address else each for each in images]
+    return [chat_request.Image(each.at, found[each.address]) if each.address else each for each in images]
 
 
 class TextRoute(Door[TextForm], ABC):
@@ -231,7 +223,7 @@ class TextRoute(Door[TextForm], ABC):
         """The call, which keeps no reference to the body, and whether its answer is a stream."""
         named = await self.open(exchange)
         pipeline, form, members = named.pipeline, named.form, named.members
-        has_schema = len(members.get(RESPONSE_FORMAT, b"")) > LONGEST_WITHOUT_SCHEMA
+        has_schema = len(members.get(chat_request.RESPONSE_FORMAT, b"")) > chat_request.LONGEST_WITHOUT_SCHEMA
         longest = exchange.deadline(pipeline.longest_timeout_s)
         options = await off_loop(
             lambda _body: self.take_options(members, form), named.body, exchange, longest, is_slow=has_schema
@@ -271,7 +263,7 @@ class TextRoute(Door[TextForm], ABC):
             choices=take(members, "n", Choices, 1),
         )
         if form.tokenizer is not None and (options.include_usage or not stream):
-            options.counter = form.tokenizer.count_tokens if form.usage is None else None
+            options.counter = form.tokenizer.count_tokens if form.openai.usage is None else None
             options.reasoning_counter = form.tokenizer.count_tokens if form.reasoning is not None else None
         return options
 
@@ -290,14 +282,14 @@ class TextRoute(Door[TextForm], ABC):
         fields, images = self.prompt_of(named, options)
         pipeline, form, members = named.pipeline, named.form, named.members
         names = form.field_by_parameter
-        for name in [each for each in members if each not in names and each in form.ignored]:
+        for name in [each for each in members if each not in names and each in form.openai.ignored]:
             del members[name]
         if "max_completion_tokens" in members and "max_completion_tokens" in names:
             members.pop("max_tokens", None)  # the older name of the same limit
         if options.stops and "stop" in names:
             fields[names["stop"]] = msgspec.json.encode(options.stops)
-        if options.logprobs is not None and form.logprobs is not None:
-            fields[form.logprobs.parameter] = msgspec.json.encode(options.logprobs)
+        if options.logprobs is not None and form.openai.logprobs is not None:
+            fields[form.openai.logprobs.parameter] = msgspec.json.encode(options.logprobs)
         if form.special_tokens is not None and form.special_tokens not in members:
             fields[form.special_tokens] = b"false"
         if adapter := named.model_id[len(pipeline.name) + 1 :]:
@@ -320,7 +312,7 @@ class CompletionsRoute(TextRoute):
     def take_options(self, members: Members, form: TextForm) -> TextOptions:
         options = super().take_options(members, form)
         options.echo = take(members, "echo", bool, False)
-        if form.logprobs is not None:
+        if form.openai.logprobs is not None:
             options.logprobs = take(members, "logprobs", Logprobs, None)
             if options.echo and options.logprobs is not None:
                 problem = "is not allowed with logprobs, because the model has none for the prompt"
@@ -352,35 +344,35 @@ class ChatRoute(TextRoute):
 
     def take_options(self, members: Members, form: TextForm) -> TextOptions:
         options = super().take_options(members, form)
-        if form.logprobs is not None:
+        if form.openai.logprobs is not None:
             wanted = take(members, "logprobs", bool, False)
             most = take(members, "top_logprobs", Logprobs, 0)
             if most and not wanted:
                 raise refused([FieldProblem("top_logprobs", "is only allowed with logprobs: true")])
             options.logprobs = most if wanted else None
-        options.messages, options.images = take_messages(members, form, self.downloads)
+        options.messages, options.images = chat_request.take_messages(members, form, self.downloads)
         return options
 
     def prompt_of(self, named: NamedRequest[TextForm], options: TextOptions) -> tuple[Fields, Mapping[str, Any]]:
         """Renders the messages with the pipeline's chat template."""
         form, names, members = named.form, named.name_by_field, named.members
         assert form.template is not None
-        options.tools = tools = take_tools(members, form)
-        variables = take_variables(members, form)
-        schema, options.schema = take_format(members, form, tools)
+        options.tools = tools = chat_request.take_tools(members, form)
+        variables = chat_request.take_variables(members, form)
+        schema, options.schema = chat_request.take_format(members, form, tools)
         text = form.template.render(options.messages, tools.described, variables)
         contents, options.messages, options.images = [image.content for image in options.images], (), ()
         if options.counter is not None:
             options.prompt_tokens = options.counter(text, add_special_tokens=True)
-        if tools.is_required and form.guided is not None:
+        if tools.is_required and form.openai.guided is not None:
             options.parser = partial(GuidedParser, tools.callable, is_named=tools.is_named)
         elif not schema or tools.is_required:
             options.parser = partial(parser_of, form.tools, tools.callable, form.reasoning, text[-PROMPT_END:])
         fields: Fields = {form.prompt: memoryview(msgspec.json.encode(text))}
         names[form.prompt] = "messages"
-        if form.guided is not None and schema is not None:
+        if form.openai.guided is not None and schema is not None:
             fields |= {name: msgspec.json.encode(value) for name, value in form.guided_fields(schema).items()}
-            names[form.guided.parameter] = "tools" if tools.is_required else RESPONSE_FORMAT
+            names[form.openai.guided.parameter] = "tools" if tools.is_required else chat_request.RESPONSE_FORMAT
         if (images := form.images) is None:
             return fields, {}
         is_member = any(field == images.input and name in members for name, field in form.field_by_parameter.items())

@@ -28,17 +28,8 @@ from app.core.model import ModelConfig
 from app.core.text import nearest, without_nearest
 from app.lint.findings import Finding, Severity, checks
 from app.observability.metrics import Statistics, no_requests
+from app.pipelines import examples
 from app.pipelines.catalog import VersionState
-from app.pipelines.examples import (
-    Filled,
-    body_of,
-    declared_requests,
-    event_schema,
-    example_of,
-    paths_in,
-    request_schema,
-    result_schema,
-)
 from app.pipelines.fields import InputField, OutputField
 from app.pipelines.models import EdgeEnd
 from app.pipelines.pipeline import Pipeline
@@ -232,12 +223,12 @@ class CatalogEndpoints:
         name, example = found["name"], found["example"]
         check_pipeline(exchange, self._catalog, name)
         pipeline = self._catalog.pipeline(name)
-        declared, limits = declared_requests(pipeline.spec), self.limits.of(pipeline)
+        declared, limits = examples.declared_requests(pipeline.spec), self.limits.of(pipeline)
         if example not in declared:
             raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
         try:  # reads the files again each time, so that a changed file needs no reload
             body = await asyncio.to_thread(
-                body_of, pipeline, declared[example], self._catalog.folder, limits.max_body_bytes
+                examples.body_of, pipeline, declared[example], self._catalog.folder, limits.max_body_bytes
             )
         except (OSError, TypeError, ValueError) as exc:
             _log.warning("the example '%s' of pipeline '%s' cannot be sent: %s", example, pipeline.name, exc)
@@ -285,18 +276,19 @@ class CatalogEndpoints:
 def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a ``PipelineDescription`` that are known with the pipeline's model."""
     spec, files, mapping = pipeline.spec, {field.name for field in pipeline.inputs if field.is_file}, pipeline.openai
-    values = example_of(pipeline).items()  # of a form, without files and long lists
-    sample = {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
+    values = examples.example_of(pipeline).items()  # of a form, without files and long lists
+    sample = {name: value for name, value in values if name not in files and not isinstance(value, examples.Filled)}
     limits = {"timeout_s": pipeline.timeout_s, **load_limits}
     if spec.stream is not None:
         limits["stream"] = spec.stream.model_dump() | {"first_output_s": spec.stream.longest_first_s}
     forms: dict[str, OpenAIForm] = {}
     if mapping is not None:
+        counts_tokens = pipeline.usage is not None
         for kind, form in {"chat": mapping.chat, "completions": mapping.completions}.items():
             if form:
-                forms[kind] = OpenAIForm(form.prompt, form.field_by_parameter, form.usage is not None)
+                forms[kind] = OpenAIForm(form.prompt, form.field_by_parameter, counts_tokens)
         if (vectors := mapping.embeddings) is not None:
-            forms["embeddings"] = OpenAIForm(vectors.input, vectors.field_by_parameter, vectors.counts_tokens)
+            forms["embeddings"] = OpenAIForm(vectors.input, vectors.field_by_parameter, counts_tokens)
 
     def described(field: InputField | OutputField) -> dict[str, Any]:
         return {
@@ -328,13 +320,14 @@ def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict
         "openai": forms or UNSET,
         "limits": limits,
         "schemas": {
-            "request": request_schema(pipeline),
-            "result": result_schema(pipeline),
-            "output_event": event_schema(pipeline) if spec.stream is not None else None,
+            "request": examples.request_schema(pipeline),
+            "result": examples.result_schema(pipeline),
+            "output_event": examples.event_schema(pipeline) if spec.stream is not None else None,
         },
         "sample": sample,
         "examples": [
-            PipelineExample(name, paths_in(pipeline, values)) for name, values in declared_requests(spec).items()
+            PipelineExample(name, examples.paths_in(pipeline, values))
+            for name, values in examples.declared_requests(spec).items()
         ],
     }
 

@@ -18,39 +18,17 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from app.admission.keys import Caller
+from app.api import bodies
 from app.api.access import check_pipeline
-from app.api.bodies import (
-    JSON_HINT,
-    Limits,
-    check_no_query,
-    check_query,
-    check_size,
-    is_json,
-    media_type_of,
-    off_loop,
-    read_body,
-    read_json_of_any,
-)
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, Found, Layer, check_socket_origin
-from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
-from app.api.sockets import TRANSPORT, MessageHandler, Reply, Socket, handshake
-from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, StreamResponse
+from app.api.streaming import TRANSPORT, MessageHandler, Reply, ResumedResponse, Socket, StreamResponse, handshake
 from app.codecs.json_scan import malformed, members_of
 from app.codecs.kinds import FILE_TYPES, check_media_type, is_file_type
+from app.core import errors
 from app.core.answer import Ending, WholeAnswer
-from app.core.errors import (
-    FieldProblem,
-    Forbidden,
-    GatewayError,
-    InvalidInput,
-    InvalidRequest,
-    ResumableStreamsOff,
-    TooManyRequests,
-    UnsupportedMediaType,
-)
 from app.core.inference import BYTES, ELEMENT, Deadline, InferenceRequest
 from app.core.json import is_large, json_in_turns, json_of
 from app.http1.websocket import Message, SocketTerms
@@ -59,10 +37,10 @@ from app.pipelines.fields import InputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import answer_of
 from app.streams.store import StartedStream, StreamStore
-from app.streams.stream import STALL_S, Event
+from app.streams.stream import STALL_S
 
 NO_FILE = "Send application/json: no input of this pipeline is a file."
-FILE_TYPE_HINT = f"{JSON_HINT}, or -H 'Content-Type: application/octet-stream' for a file"
+FILE_TYPE_HINT = f"{bodies.JSON_HINT}, or -H 'Content-Type: application/octet-stream' for a file"
 FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml."
 _EVENT_ID = re.compile("[0-9]{1,15}")
 MAX_AT_ONCE = 8
@@ -83,7 +61,7 @@ class PipelineEndpoints:
     """
 
     inference: Inference
-    limits: Limits
+    limits: bodies.Limits
     layers: Sequence[Layer]
     store: StreamStore | None
     origins: Collection[str]
@@ -147,7 +125,7 @@ class PipelineEndpoints:
 
         async def read() -> memoryview:
             streamed = (each for each in inference.allowed(exchange) if each.spec.stream is not None)
-            return await read_json_of_any(exchange, limits, streamed)
+            return await bodies.read_json_of_any(exchange, limits, streamed)
 
         async def run() -> StartedStream:
             nonlocal is_first
@@ -156,11 +134,11 @@ class PipelineEndpoints:
                 exchange, lambda each: each.stream_terms.timeout_s if each.spec.stream else None
             )
             sent = body or await read()
-            name, inputs = await off_loop(_members_of, sent, exchange)
+            name, inputs = await bodies.off_loop(_members_of, sent, exchange)
             pipeline = inference.admit(exchange, name, "stream")
-            check_size(len(sent), limits.of(pipeline))
+            bodies.check_size(len(sent), limits.of(pipeline))
             deadline = exchange.deadline(pipeline.stream_spec().timeout_s)
-            request = await off_loop(pipeline.request_of_json, inputs, exchange, deadline)
+            request = await bodies.off_loop(pipeline.request_of_json, inputs, exchange, deadline)
             call = inference.call(exchange, pipeline, deadline)
             call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=False)
             with exchange.cancelled_on_disconnect():
@@ -187,18 +165,18 @@ class PipelineEndpoints:
         """
         last = exchange.header(b"last-event-id") or "0"
         if not _EVENT_ID.fullmatch(last):
-            raise InvalidRequest("Last-Event-ID is not an event id.")
+            raise errors.InvalidRequest("Last-Event-ID is not an event id.")
         self.inference.workload.add(exchange)
         store, after = await self._store_for(exchange, found["id"]), int(last)
         reader = await store.reader(found["id"], after)
         if reader is None:
             return Response(status_code=204)
+        response = ResumedResponse(reader, self.limits, on_left=lambda _: None, closing=reader.close)
+        response.after = after
         if exchange.scope["method"] == "HEAD":
             await reader.close()
-            return Response(headers=HEADERS, media_type=MEDIA_TYPE)
-        reading = _Reading(reader, self.limits, on_left=lambda _: None, closing=reader.close)
-        reading.after = after
-        return reading
+            return Response(headers=response.headers)
+        return response
 
     async def delete_stream(self, exchange: Exchange, found: Found) -> Response:
         """End and delete a stream.
@@ -213,13 +191,15 @@ class PipelineEndpoints:
         """Raises ResumableStreamsOff, or Forbidden if the request has a key, and another key started the stream."""
         store, key = self._store(), exchange.key
         if key is not None and await store.caller_of(stream_id) not in {"", key.caller.id}:
-            raise Forbidden("Another API key started this stream.", hint="Send the key that started it, or no key.")
+            raise errors.Forbidden(
+                "Another API key started this stream.", hint="Send the key that started it, or no key."
+            )
         return store
 
     def _store(self) -> StreamStore:
         """Raises ResumableStreamsOff."""
         if self.store is None:
-            raise ResumableStreamsOff(
+            raise errors.ResumableStreamsOff(
                 "This gateway has several processes and no Redis to share streams between them.",
                 hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
             )
@@ -245,7 +225,7 @@ class PipelineEndpoints:
             )
             try:
                 websocket = exchange.upgrade(protocol, headers, terms)
-            except GatewayError:
+            except errors.GatewayError:
                 handler.closed()
                 raise
             exchange.record.transport = exchange.record.on_end = None  # each message is a request of its own
@@ -258,7 +238,7 @@ class PipelineEndpoints:
         most = max(self.limits.max_connections // 2, 1) if own is None else own
         if key and self._sockets_of_key[key] >= most:
             hint = "Close WebSockets that are not needed, or let an operator raise `limits.websockets` of the key."
-            raise TooManyRequests("As many WebSockets are open as this API key may have.", hint=hint)
+            raise errors.TooManyRequests("As many WebSockets are open as this API key may have.", hint=hint)
         self._sockets_of_key[key] += 1
         try:
             yield
@@ -294,21 +274,6 @@ class PipelineMessageHandler(MessageHandler):
         return Reply(stream.log, opening, stream.end, stream.ended)
 
 
-class _Reading(StreamResponse):
-    """The events of a stream that another request has started, whose record has the error."""
-
-    preamble = RETRY
-    _error: type[GatewayError] | None = None
-
-    def error_of(self, _exchange: Exchange) -> type[GatewayError] | None:
-        return self._error
-
-    def _frames_of(self, events: Sequence[Event]) -> bytes:
-        if events and events[-1].name == "error":
-            self._error = ERROR_BY_CODE.get(msgspec.json.decode(events[-1].data)["code"])
-        return super()._frames_of(events)
-
-
 def _members_of(body: memoryview) -> tuple[str, memoryview]:
     """The pipeline's name, and its inputs as JSON. Raises InvalidJson or InvalidInput."""
     try:
@@ -317,9 +282,9 @@ def _members_of(body: memoryview) -> tuple[str, memoryview]:
         if len(given) != 2 or len(members) != 2:
             raise KeyError
         return msgspec.json.decode(members["pipeline"], type=str), members["inputs"]
-    except (msgspec.ValidationError, KeyError, InvalidRequest) as exc:
-        needed = FieldProblem("body", 'must be {"pipeline": "<name>", "inputs": {...}}')
-        raise InvalidInput("The body must name a pipeline and hold its inputs.", errors=[needed]) from exc
+    except (msgspec.ValidationError, KeyError, errors.InvalidRequest) as exc:
+        needed = errors.FieldProblem("body", 'must be {"pipeline": "<name>", "inputs": {...}}')
+        raise errors.InvalidInput("The body must name a pipeline and hold its inputs.", errors=[needed]) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise malformed() from exc
 
@@ -327,24 +292,24 @@ def _members_of(body: memoryview) -> tuple[str, memoryview]:
 def check_is_start(exchange: Exchange) -> None:
     """Raises InvalidRequest for a client that wants to resume: its stream would begin again, with the first event."""
     if exchange.header(b"last-event-id"):
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             "This stream cannot be resumed.",
             hint="Start it with POST /v1/streams and read it with GET: that stream resumes after Last-Event-ID.",
         )
 
 
 async def read_inference(
-    exchange: Exchange, pipeline: Pipeline, limits: Limits, deadline: Deadline
+    exchange: Exchange, pipeline: Pipeline, limits: bodies.Limits, deadline: Deadline
 ) -> InferenceRequest:
     """Raises the client errors of ``app.core.errors``."""
     limits = limits.of(pipeline)
     content_type = exchange.header(b"content-type") or ""
-    media_type = media_type_of(content_type)
+    media_type = bodies.media_type_of(content_type)
     is_form = media_type == "multipart/form-data"
-    if is_form or is_json(media_type):
-        check_no_query(exchange)
+    if is_form or bodies.is_json(media_type):
+        bodies.check_no_query(exchange)
         read = partial(_request_of_form, pipeline, content_type) if is_form else pipeline.request_of_json
-        request = await off_loop(read, await read_body(exchange, limits), exchange, deadline)
+        request = await bodies.off_loop(read, await bodies.read_body(exchange, limits), exchange, deadline)
         exchange.body_memory = None  # the tensors were copied, and the answer needs memory too
         return request
     if is_file_type(media_type):
@@ -352,17 +317,17 @@ async def read_inference(
         try:
             check_media_type(media_type, file.spec.kind)
         except ValueError as exc:
-            raise UnsupportedMediaType(f"'{file.name}' {exc}.") from exc
+            raise errors.UnsupportedMediaType(f"'{file.name}' {exc}.") from exc
         parameters = query_of(exchange, file.name)
         # A stream would keep the tensor's memory until its end.
         is_unary, start = exchange.record.transport == "unary", ELEMENT if file.tensor.datatype == BYTES else 0
-        body = await read_body(exchange, limits, tensor_at=start if is_unary else None)
+        body = await bodies.read_body(exchange, limits, tensor_at=start if is_unary else None)
         return pipeline.request_of_form({**parameters, file.name: body})
     if not any(field.takes_file for field in pipeline.inputs):
-        raise UnsupportedMediaType(NO_FILE, hint=JSON_HINT)
-    raise UnsupportedMediaType(
+        raise errors.UnsupportedMediaType(NO_FILE, hint=bodies.JSON_HINT)
+    raise errors.UnsupportedMediaType(
         f"The content type must be application/json, multipart/form-data, {', '.join(FILE_TYPES)}.",
-        hint=JSON_HINT if pipeline.raw_field is None else FILE_TYPE_HINT,
+        hint=bodies.JSON_HINT if pipeline.raw_field is None else FILE_TYPE_HINT,
     )
 
 
@@ -378,15 +343,15 @@ async def read_message(
     """The request of a message: a JSON body, or as binary data a raw body. Raises the errors of ``read_inference``."""
     body = memoryview(message.data)
     if message.is_text:
-        check_no_query(exchange)
-        return await off_loop(pipeline.request_of_json, body, exchange, deadline)
+        bodies.check_no_query(exchange)
+        return await bodies.off_loop(pipeline.request_of_json, body, exchange, deadline)
     file = file_field_of(pipeline)
     return pipeline.request_of_form({**query_of(exchange, file.name), file.name: body})
 
 
 def query_of(exchange: Exchange, file: str) -> dict[str, str]:
     """The parameters of a raw body, whose field is ``file``. Raises InvalidRequest or InvalidInput."""
-    check_query(exchange)
+    bodies.check_query(exchange)
     query = QueryParams(exchange.scope["query_string"])
     check_given_once([file, *(name for name, _ in query.multi_items())])
     return dict(query)
@@ -398,8 +363,8 @@ def file_field_of(pipeline: Pipeline) -> InputField:
         return field
     if not any(field.takes_file for field in pipeline.inputs):
         has_bytes = any(field.tensor.datatype == BYTES for field in pipeline.inputs)
-        raise UnsupportedMediaType(NO_FILE, hint=FILE_HINT if has_bytes else JSON_HINT)
-    raise UnsupportedMediaType(
+        raise errors.UnsupportedMediaType(NO_FILE, hint=FILE_HINT if has_bytes else bodies.JSON_HINT)
+    raise errors.UnsupportedMediaType(
         "Raw bytes are accepted only by a pipeline whose one required input is a file.",
         hint="Send application/json or multipart/form-data instead.",
     )

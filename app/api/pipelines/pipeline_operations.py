@@ -6,57 +6,39 @@ Each pipeline has its own operations, with the schemas of its request, its resul
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from app.api import openapi
 from app.api.error_table import Problem
-from app.api.openapi import (
-    INFERENCE_ERRORS,
-    TIMEOUT_HEADER,
-    Named,
-    Operation,
-    Visible,
-    answer,
-    header,
-    in_path,
-    json_answer,
-)
 from app.api.pipelines.catalog_endpoints import PipelineDescription
 from app.api.pipelines.pipeline_endpoints import StreamStarted
 from app.codecs.kinds import FILE_TYPES
 from app.core import errors
 from app.core.json import TEXT, Schema, const_of, enum_of, object_of, one_of
-from app.pipelines.examples import (
-    Filled,
-    declared_requests,
-    event_schema,
-    example_of,
-    form_schema,
-    request_schema,
-    result_schema,
-)
+from app.pipelines import examples
 from app.pipelines.pipeline import Pipeline
 from app.streams.stream import Done
 
 _BINARY: Schema = {"schema": {"type": "string", "format": "binary"}}
 """``format`` is the form of OpenAPI 3.0 for raw bytes. Generators know no other one."""
-_LAST_EVENT_ID = header(
+_LAST_EVENT_ID = openapi.header(
     "Last-Event-ID",
     {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
     "The id of the last event that the client received; 0: from the start",
 )
-_ID = in_path("id", TEXT)
+_ID = openapi.in_path("id", TEXT)
 _STORE_ERRORS = errors.UnknownStream, errors.StreamEvicted, errors.ResumableStreamsOff, errors.UpstreamUnavailable
 
 
-def tags_of(visible: Visible) -> Mapping[str, str]:
+def tags_of(visible: openapi.Visible) -> Mapping[str, str]:
     return {each.name: each.spec.description or f"Model {each.spec.model}" for each in visible.pipelines} | {
         "catalog": "The pipelines, their numbers and their mistakes",
         "streams": "Streams that can be resumed",
     }
 
 
-def request_of(pipeline: Pipeline) -> Named:
+def request_of(pipeline: Pipeline) -> openapi.Named:
     def schema() -> Schema:
         """Moves each default into the schema of its type: openapi-typescript requires properties with a default."""
-        request = request_schema(pipeline)
+        request = examples.request_schema(pipeline)
         for described in request["properties"].values():
             if "default" in described:
                 default = described.pop("default")
@@ -65,15 +47,15 @@ def request_of(pipeline: Pipeline) -> Named:
                 (of_its_type or branches)[0]["default"] = default
         return request
 
-    return Named(f"{pipeline.name}_request", schema)
+    return openapi.Named(f"{pipeline.name}_request", schema)
 
 
-def result_of(pipeline: Pipeline) -> Named:
-    return Named(f"{pipeline.name}_result", partial(result_schema, pipeline))
+def result_of(pipeline: Pipeline) -> openapi.Named:
+    return openapi.Named(f"{pipeline.name}_result", partial(examples.result_schema, pipeline))
 
 
-def output_of(pipeline: Pipeline) -> Named:
-    return Named(f"{pipeline.name}_output", partial(event_schema, pipeline))
+def output_of(pipeline: Pipeline) -> openapi.Named:
+    return openapi.Named(f"{pipeline.name}_output", partial(examples.event_schema, pipeline))
 
 
 def events_answer(output: object, *headers: str) -> Schema:
@@ -81,20 +63,21 @@ def events_answer(output: object, *headers: str) -> Schema:
     text = {"type": "string", "description": "Server-Sent Events. The data of each event is JSON."}
     content = {"schema": text, "x-event-schemas": {"output": output, "done": Done, "error": Problem}}
     described = "`output` events, then exactly one `done` or `error` event"
-    return answer(described, {"text/event-stream": content}, *headers)
+    return openapi.answer(described, {"text/event-stream": content}, *headers)
 
 
 def content_of(pipeline: Pipeline) -> Schema:
     """The body of a request by media type."""
     example = _example(pipeline)
-    examples = {"examples": {"sample": {"summary": "A valid request", "value": example}}} if example is not None else {}
-    content: Schema = {"application/json": {"schema": request_of(pipeline), **examples}}
+    content: Schema = {"application/json": {"schema": request_of(pipeline)}}
+    if example is not None:
+        content["application/json"]["examples"] = {"sample": {"summary": "A valid request", "value": example}}
     if any(field.takes_file for field in pipeline.inputs):
         # In a form, files, single texts and parameters are sent unchanged, and all other inputs as JSON.
         texts = {field.name for field in pipeline.inputs if field.spec.kind == "text" and field.is_bare}
         others = [each.name for each in pipeline.inputs if not (each.takes_file or each.name in texts)]
         encoding = {"encoding": {name: {"contentType": "application/json"} for name in others}} if others else {}
-        content["multipart/form-data"] = {"schema": form_schema(pipeline), **encoding}
+        content["multipart/form-data"] = {"schema": examples.form_schema(pipeline), **encoding}
     if (raw := pipeline.raw_field) is not None:
         of_images = [each for each in FILE_TYPES if each in ("image/*", "application/octet-stream")]
         content |= dict.fromkeys(of_images if raw.spec.kind == "image" else FILE_TYPES, _BINARY)
@@ -103,47 +86,47 @@ def content_of(pipeline: Pipeline) -> Schema:
 
 def _example(pipeline: Pipeline) -> Mapping[str, object] | None:
     """None if a tensor is too large for an example."""
-    example = example_of(pipeline)
-    return None if any(isinstance(value, Filled) for value in example.values()) else example
+    example = examples.example_of(pipeline)
+    return None if any(isinstance(value, examples.Filled) for value in example.values()) else example
 
 
-def describe(visible: Visible) -> Iterator[Operation]:
+def describe(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     for each in visible.pipelines:
-        ok = json_answer("The pipeline", PipelineDescription)
+        ok = openapi.json_answer("The pipeline", PipelineDescription)
         possible = (errors.UnknownPipeline, errors.UpstreamUnavailable)
-        yield Operation(f"describe_{each.name}", each.name, {200: ok}, possible, path=each.name)
+        yield openapi.Operation(f"describe_{each.name}", each.name, {200: ok}, possible, path=each.name)
 
 
-def example(visible: Visible) -> Iterator[Operation]:
+def example(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     for each in visible.pipelines:
-        if names := list(declared_requests(each.spec)):
-            ok = json_answer("A valid request, with its files", request_of(each))
+        if names := list(examples.declared_requests(each.spec)):
+            ok = openapi.json_answer("A valid request, with its files", request_of(each))
             possible = (errors.UnknownPipeline, errors.UnknownExample, errors.ModelNotReady, errors.TooManyRequests)
-            parameters = [in_path("example", enum_of(names))]
-            yield Operation(f"example_{each.name}", each.name, {200: ok}, possible, parameters, path=each.name)
+            parameters = [openapi.in_path("example", enum_of(names))]
+            yield openapi.Operation(f"example_{each.name}", each.name, {200: ok}, possible, parameters, path=each.name)
 
 
-def run(visible: Visible) -> Iterator[Operation]:
+def run(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     for each in visible.pipelines:
         if each.spec.takes_requests:
             headers = ["X-Early-Exit"] if each.rules else []
-            ok = json_answer("The outputs. An early exit has the same keys.", result_of(each), *headers)
+            ok = openapi.json_answer("The outputs. An early exit has the same keys.", result_of(each), *headers)
             yield _run(each, "run", ok, is_repeatable=each.spec.idempotent)
 
 
-def stream(visible: Visible) -> Iterator[Operation]:
+def stream(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     for each in visible.pipelines:
         if each.spec.takes_requests and each.spec.stream is not None:
             yield _run(each, "stream", events_answer(output_of(each)))
 
 
-def _run(pipeline: Pipeline, verb: str, ok: Schema, *, is_repeatable: bool = False) -> Operation:
-    return Operation(
+def _run(pipeline: Pipeline, verb: str, ok: Schema, *, is_repeatable: bool = False) -> openapi.Operation:
+    return openapi.Operation(
         f"{verb}_{pipeline.name}",
         pipeline.name,
         {200: ok},
-        INFERENCE_ERRORS,
-        [TIMEOUT_HEADER],
+        openapi.INFERENCE_ERRORS,
+        [openapi.TIMEOUT_HEADER],
         content_of(pipeline),
         path=pipeline.name,
         is_repeatable=is_repeatable,
@@ -155,40 +138,40 @@ def links(*operations: str) -> Schema:
     return {"links": {name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in operations}}
 
 
-def start_stream(visible: Visible) -> Iterator[Operation]:
+def start_stream(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     streaming = [each for each in visible.pipelines if each.spec.stream is not None and each.spec.takes_requests]
     starts = [
         object_of({"pipeline": const_of(each.name), "inputs": request_of(each)}) | {"additionalProperties": False}
         for each in streaming
     ]
-    examples = {
+    valid = {
         each.name: {"summary": "A valid request", "value": {"pipeline": each.name, "inputs": inputs}}
         for each in streaming
         if (inputs := _example(each)) is not None
     }
-    content = {"schema": one_of(starts) if starts else {}} | ({"examples": examples} if examples else {})
-    started = json_answer("The stream has started", StreamStarted, "Location")
-    yield Operation(
+    content = {"schema": one_of(starts) if starts else {}} | ({"examples": valid} if valid else {})
+    started = openapi.json_answer("The stream has started", StreamStarted, "Location")
+    yield openapi.Operation(
         "start_stream",
         "streams",
         {201: started | links("read_stream", "delete_stream")},
-        (errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS),
-        [TIMEOUT_HEADER],
+        (errors.UnknownPipeline, errors.ResumableStreamsOff, *openapi.INFERENCE_ERRORS),
+        [openapi.TIMEOUT_HEADER],
         {"application/json": content},
         is_repeatable=True,
     )
 
 
-READ_STREAM = Operation(
+READ_STREAM = openapi.Operation(
     "read_stream",
     "streams",
     {
-        200: answer("The events after `Last-Event-ID`", events_answer({"type": "object"})["content"]),
-        204: answer("The stream has ended and the client has received every event"),
+        200: openapi.answer("The events after `Last-Event-ID`", events_answer({"type": "object"})["content"]),
+        204: openapi.answer("The stream has ended and the client has received every event"),
     },
     _STORE_ERRORS,
     [_ID, _LAST_EVENT_ID],
 )
-DELETE_STREAM = Operation(
-    "delete_stream", "streams", {204: answer("The stream has ended and was deleted")}, _STORE_ERRORS, [_ID]
+DELETE_STREAM = openapi.Operation(
+    "delete_stream", "streams", {204: openapi.answer("The stream has ended and was deleted")}, _STORE_ERRORS, [_ID]
 )

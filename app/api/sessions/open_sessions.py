@@ -16,7 +16,6 @@ from time import monotonic
 from typing import ClassVar
 
 import msgspec
-import prometheus_client
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -28,25 +27,15 @@ from app.api.endpoint import Endpoint
 from app.api.error_table import problem_of
 from app.api.exchange import Exchange
 from app.api.pipelines.pipeline_endpoints import body_of_values, read_message, values_of
-from app.api.sockets import MessageHandler, Reply
+from app.api.streaming import MessageHandler, Reply
+from app.core import errors
 from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Ending, WholeAnswer
 from app.core.engine import discard_stream
-from app.core.errors import (
-    ClientClosedRequest,
-    DeadlineExceeded,
-    Forbidden,
-    GatewayError,
-    InvalidRequest,
-    ModelNotReady,
-    TooManyRequests,
-    Unavailable,
-)
 from app.core.inference import Deadline, InferenceRequest, OpenSequence, TraceContext, new_request_id
 from app.core.json import json_of
 from app.core.model import MAX_ID_BYTES, SequenceIds
 from app.http1.websocket import Message, Reason, WebSocket
-from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
@@ -78,11 +67,6 @@ _log = logging.getLogger("triton_gateway.session")
 PlaceKey = tuple[str, str, str]
 """A model, the address of a Triton and an API key. The key is empty for the places of all; the address for a pipeline
 with ``max_open``; both names for all sessions of a key."""
-
-
-def metrics_of_sessions(metrics: Metrics) -> tuple[prometheus_client.Gauge, prometheus_client.Counter]:
-    opened = metrics.gauge("open_sessions", "Sessions that take steps", "pipeline")
-    return opened, metrics.counter("sessions", "Sessions that ended, by reason", "pipeline", "reason")
 
 
 def new_sequence_id(ids: SequenceIds, share: Share) -> int | str:
@@ -129,7 +113,7 @@ class Places:
         """
         key, most = caller.id, caller.limits.sessions
         if not homes:
-            raise ModelNotReady("No Triton has a ready model for a new session.", was_sent=False)
+            raise errors.ModelNotReady("No Triton has a ready model for a new session.", was_sent=False)
 
         def free_at(home: str) -> dict[PlaceKey, int]:
             limits: dict[PlaceKey, int] = {  # the slots are those of all Tritons together
@@ -148,7 +132,7 @@ class Places:
         if full:
             ends = [until for place, until in self.free_at.items() if not full.isdisjoint(place.keys)]
             next_s, is_of_key = min(ends, default=inf) - monotonic(), all(own for _, _, own in full)
-            raise TooManyRequests(
+            raise errors.TooManyRequests(
                 f"As many sessions are open as {'this API key may' if is_of_key else 'the model can'} have.",
                 hint="End sessions that are not needed any more with DELETE, or with X-Session-End on their last step"
                 f"{', or let an operator raise `limits.sessions` of the key' if is_of_key else ''}.",
@@ -183,7 +167,10 @@ class OpenSessions:
 
     def __init__(self, inference: Inference, share: Share) -> None:
         self._inference = inference
-        self._opened, self._ended_by_reason = metrics_of_sessions(inference.metrics)
+        self._opened = inference.metrics.gauge("open_sessions", "Sessions that take steps", "pipeline")
+        self._ended_by_reason = inference.metrics.counter(
+            "sessions", "Sessions that ended, by reason", "pipeline", "reason"
+        )
         self._places = Places(share)
         self._share = share
         self._memory = AnswerMemory()
@@ -199,7 +186,7 @@ class OpenSessions:
         """Raises InvalidRequest, TooManyRequests or ModelNotReady."""
         terms, engine, caller = terms_of(pipeline), self._inference.catalog.engine, exchange.caller
         if terms is None:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"This pipeline has no sessions: POST /v1/pipelines/{pipeline.name} runs a request.",
                 hint="An operator can declare `session: true` for a model with `sequence_batching` in gateway.yaml.",
             )
@@ -235,7 +222,7 @@ class OpenSessions:
         if session is None:
             raise UnknownSession("This process has no such session, or it has ended.")
         if session.owner not in ("", exchange.record.key):
-            raise Forbidden("Another API key opened this session.", hint="Send the key that opened it.")
+            raise errors.Forbidden("Another API key opened this session.", hint="Send the key that opened it.")
         return session
 
     def _look_again(self) -> None:
@@ -278,7 +265,7 @@ class OpenSessions:
             try:
                 await discard_stream(self._inference.catalog.engine, request, Deadline.after(terms.triton_idle_s))
                 is_forgotten = True
-            except GatewayError:
+            except errors.GatewayError:
                 is_forgotten = sequence.is_forgotten
         self._inference.workload.remove(session)
         if is_forgotten or session.queued_at is None:
@@ -306,9 +293,9 @@ class StepCollector(Collector):
         super().__init__(session.pipeline, request)
         self._session = session
 
-    def finish(self, error: GatewayError | None = None) -> Ending:
+    def finish(self, error: errors.GatewayError | None = None) -> Ending:
         """Raises SessionLost if the state is lost, and the errors of :meth:`Collector.finish`."""
-        is_sent = not isinstance(error, Unavailable) or error.was_sent
+        is_sent = not isinstance(error, errors.Unavailable) or error.was_sent
         is_lost = error is not None and is_sent and self._session.sequence.is_lost
         return super().finish(self._session.lost() if is_lost else error)
 
@@ -377,7 +364,9 @@ class StepRequest(Struct, eq=False):
             """Returns when the model has sent its last response."""
             self.begun_as, call.deadline = session.steps + 1, Deadline.after(session.terms.triton_idle_s)
             stream, self.opening = await self.inference.open_stream(call, self.log)
-            late = DeadlineExceeded("The deadline passed. The step runs to its end, and its outputs are dropped.")
+            late = errors.DeadlineExceeded(
+                "The deadline passed. The step runs to its end, and its outputs are dropped."
+            )
             timer = loop.call_later(deadline.remaining_s(), self.leave, late)
             begun.set_result(None)
             try:
@@ -395,7 +384,7 @@ class StepRequest(Struct, eq=False):
             self.log.append(Event(self.log.last_id + 1, "error", b"{}"))  # nobody reads it
             raise
 
-    def leave(self, cause: GatewayError) -> None:
+    def leave(self, cause: errors.GatewayError) -> None:
         """Ends the events with an error; the step goes on. No-op if the events have ended."""
         if not self.log.has_ended:
             self.record.fail(cause)
@@ -404,7 +393,7 @@ class StepRequest(Struct, eq=False):
 
     async def left(self) -> None:
         """Call it when nobody reads the events any more."""
-        self.leave(ClientClosedRequest("The client left before the end of the step."))
+        self.leave(errors.ClientClosedRequest("The client left before the end of the step."))
 
     def _call(self, request: InferenceRequest, answer: Answer) -> StepCall:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""

@@ -8,22 +8,12 @@ from typing import ClassVar, TypedDict
 from starlette.responses import Response
 
 from app.admission.admission import Share
+from app.api import openapi
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, EndpointGroup, Found, Layer
 from app.api.error_table import ROW_BY_ERROR, add_rows
 from app.api.exchange import JSON, Exchange, JsonResponse
-from app.api.openapi import (
-    INFERENCE_ERRORS,
-    TIMEOUT_HEADER,
-    Operation,
-    Visible,
-    answer,
-    answer_headers,
-    header,
-    in_path,
-    json_answer,
-)
 from app.api.pipelines.pipeline_endpoints import check_is_start, read_inference
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
 from app.api.pipelines.samples import samples_of
@@ -41,7 +31,7 @@ from app.sessions.session import End, HttpSessionsOff, SessionLost, StepOutOfTur
 STEP = b"x-session-step"
 _NUMBER = re.compile("[0-9]{1,15}")
 _FLAG = {"sessions": "Whether each request is a step of a session"}
-_ANSWER_HEADERS = answer_headers(
+_ANSWER_HEADERS = openapi.answer_headers(
     ("X-Session-Step", "The number of the last answered step of the session", True, COUNT),
     (
         "X-Session-Expires-In",
@@ -51,14 +41,14 @@ _ANSWER_HEADERS = answer_headers(
     ),
 )
 _STEP_HEADERS = (
-    header(
+    openapi.header(
         "X-Session-Step",
         {"type": "integer", "minimum": 1, "maximum": 10**15 - 1},
         "The number of the step, from 1: a repeated step gets the first answer again.",
     ),
-    header("X-Session-End", enum_of(["true", "false"]), "`true`: the last step of the session"),
+    openapi.header("X-Session-End", enum_of(["true", "false"]), "`true`: the last step of the session"),
 )
-_ID = in_path("id", TEXT)
+_ID = openapi.in_path("id", TEXT)
 _log = logging.getLogger(__name__)
 
 
@@ -193,45 +183,49 @@ def _rounded(seconds: float) -> float:
     return int(seconds * 1000) / 1000
 
 
-def _stateful(visible: Visible) -> Sequence[Pipeline]:
+def _stateful(visible: openapi.Visible) -> Sequence[Pipeline]:
     return [each for each in visible.pipelines if not each.spec.takes_requests]
 
 
-def _open_operations(visible: Visible) -> Iterator[Operation]:
+def _open_operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     possible = (
         *(errors.UnknownPipeline, errors.TooManyRequests),
         *(errors.ModelNotReady, errors.UpstreamUnavailable, errors.Draining, HttpSessionsOff),
     )
-    opened = json_answer("The session is open", SessionOpened, "Location") | links("run_step", "delete_session")
+    opened = openapi.json_answer("The session is open", SessionOpened, "Location") | links("run_step", "delete_session")
     for each in _stateful(visible):
         summary = each.spec.description or f"Open a session of {each.spec.model}"
-        yield Operation(
+        yield openapi.Operation(
             f"open_session_{each.name}", each.name, {201: opened}, possible, path=each.name, summary=summary
         )
 
 
-def _run_operations(visible: Visible) -> Iterator[Operation]:
+def _run_operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     if stateful := _stateful(visible):
         results = one_of([*map(result_of, stateful)], "anyOf")
         yield _step(
-            "run_step", stateful, json_answer("The outputs of the session's pipeline", results, *_ANSWER_HEADERS)
+            "run_step",
+            stateful,
+            openapi.json_answer("The outputs of the session's pipeline", results, *_ANSWER_HEADERS),
         )
 
 
-def _stream_operations(visible: Visible) -> Iterator[Operation]:
+def _stream_operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     if streaming := [each for each in _stateful(visible) if each.spec.stream is not None]:
         outputs = one_of([*map(output_of, streaming)], "anyOf")
         yield _step("stream_step", streaming, events_answer(outputs, "X-Session-Step"))
 
 
-def _delete_operations(visible: Visible) -> Iterator[Operation]:
+def _delete_operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     if _stateful(visible):
-        ended = {204: answer("The session has ended")}
-        yield Operation("delete_session", "sessions", ended, (UnknownSession, SessionLost), [_ID])
+        ended = {204: openapi.answer("The session has ended")}
+        yield openapi.Operation("delete_session", "sessions", ended, (UnknownSession, SessionLost), [_ID])
 
 
-def _step(name: str, pipelines: Sequence[Pipeline], ok: Schema) -> Operation:
+def _step(name: str, pipelines: Sequence[Pipeline], ok: Schema) -> openapi.Operation:
     content = {name: each for pipeline in pipelines for name, each in content_of(pipeline).items()}
     content["application/json"] = {"schema": one_of([*map(request_of, pipelines)], "anyOf")}
-    possible = (UnknownSession, SessionLost, StepOutOfTurn, *INFERENCE_ERRORS)
-    return Operation(name, "sessions", {200: ok}, possible, [_ID, TIMEOUT_HEADER, *_STEP_HEADERS], content)
+    possible = (UnknownSession, SessionLost, StepOutOfTurn, *openapi.INFERENCE_ERRORS)
+    return openapi.Operation(
+        name, "sessions", {200: ok}, possible, [_ID, openapi.TIMEOUT_HEADER, *_STEP_HEADERS], content
+    )

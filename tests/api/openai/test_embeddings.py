@@ -11,7 +11,7 @@ import pytest
 
 from app.core.errors import ModelError, UpstreamError
 from app.core.inference import InferenceResponse
-from tests.api.openai.conftest import EMBEDS, Api, refusal
+from tests.api.openai.conftest import EMBEDDER, EMBEDS, Api, refusal
 from tests.api.openai.test_fields import OF_EMBEDDINGS
 from tests.toolkit.gateway import Served, gateway_fixture
 from tests.toolkit.models import refusal as refused_by_model
@@ -93,6 +93,25 @@ async def test_dimensions_of_size_1_may_be_missing_or_extra(
     answer = (await embed(api, input=texts)).json()
     assert [each["embedding"] for each in answer["data"]] == [[0.5, 1.0]] * len(texts)
     assert answer["usage"]["total_tokens"] == 3 * len(texts)
+
+
+LISTED = """
+pipelines:
+  embed:
+    model: embedder
+    inputs: {text: {tensor: TEXT, kind: text, enum: [a, b]}}
+    outputs: {embedding: {tensor: VECTOR}}
+    openai: {embeddings: {}}
+"""
+listed = gateway_fixture(LISTED, EMBEDDER, answers=[vectors([0, 0], [1, 0])])
+
+
+async def test_each_of_several_texts_must_fit_the_input(listed: Served) -> None:
+    assert (await embed(listed, input=["a", "b"])).status_code == 200
+    asked = len(listed.engine.requests)
+    for texts, param in ((["a", "c"], "input[1]"), (["c", "a"], "input[0]"), (["c"], "input")):
+        assert refusal(await embed(listed, input=texts)) == (400, "invalid_input", param)
+    assert len(listed.engine.requests) == asked
 
 
 CONFIG = "pipelines: {embed: {model: model, preset: vllm_embeddings, warmup: false}}"

@@ -213,7 +213,6 @@ def test_the_waterfall_has_a_time_axis_and_details(open_explained: OpenExplained
 
 ASKED = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/v1/statistics')).length"
 BOUNDS = [0.1, 1, 10]
-FIRST_TAB = ".tabs [role=tab]"
 PIPELINE = {"stream": {"outcomes": {}, "durations": [0] * 4}, "in_flight": 0, "active_streams": 0, "waiting": 0}
 WRONG = {"model": "typo", "outputs": {"text": {"tensor": "TEXT"}}, "readiness": "optional"}
 WITH_JSON = {
@@ -299,9 +298,16 @@ def page(browser: Chrome, development: GatewayProcess) -> ConsolePage:
     return page
 
 
+TOPS = """
+const [values, done] = arguments;
+import("/console/chart.js").then(({ topOf }) => done(values.map(topOf)));
+"""
+"""The scale of a chart ends at a round number."""
+
+
 def open_section(page: ConsolePage, name: str) -> str:
-    """Opens the last tab; returns a selector of one of its sections."""
-    page.click(".tabs [role=tab]:last-child")
+    """Opens the page "Operation"; returns a selector of one of its sections."""
+    page.click("#operation")
     page.wait_for(f"[data-section={name}]")
     return f"[data-section={name}]"
 
@@ -311,15 +317,18 @@ def severe(browser: Chrome) -> list[str]:
 
 
 def test_live_numbers_follow_the_requests(page: ConsolePage, development: GatewayProcess) -> None:
-    body = {"text": "a match"}
-    httpx.post(f"{development.url}/v1/pipelines/insights", json=body).raise_for_status()
-    assert page.browser.execute_script(ASKED) == 0, "a hidden tab asks nothing"
+    for name in ("insights", "embed"):
+        httpx.post(f"{development.url}/v1/pipelines/{name}", json={"text": "a match"}).raise_for_status()
+    assert page.browser.execute_script(ASKED) == 0, "another page asks nothing"
     live = open_section(page, "traffic")
-    row = f"{live} [data-row='insights unary']"
-    page.wait_for(row)
+    page.wait_for(f"{live} .idle summary", "embed")
+    row = f"{live} > .live-rows [data-row='insights unary']"
+    assert page.texts(row) == []
     assert httpx.post(f"{development.url}/v1/pipelines/insights", json={"wrong": 1}).status_code == 422
     page.wait_for(f"{row} [data-live=errors]", "1")
     page.wait_for(f"{row} canvas")
+    assert page.texts(f"{live} > .live-rows h3") == ["insights"]
+    assert page.browser.execute_async_script(TOPS, [0, 0.03, 1, 3.4, 501]) == [1, 0.05, 1, 5, 1000]
     assert page.one(f"{row} [role=img]").get_attribute("aria-label").startswith("Requests a second of insights: now ")
     assert page.browser.execute_script(ASKED) > 0
     assert severe(page.browser) == []
@@ -354,24 +363,24 @@ def test_load_sends_what_the_form_has_and_can_be_stopped(page: ConsolePage, deve
 
 
 def test_invalid_json_is_shown_at_its_field_and_no_load_is_sent(page: ConsolePage, development: GatewayProcess) -> None:
-    sent = "return performance.getEntriesByName(location.origin + '/v1/pipelines/with_json').length"
+    counted = {"pipeline": "with_json", "transport": "unary", "outcome": "ok"}
+    form, link = "form[aria-label=Request]", "#pipelines a[href='#with_json']"
     page.open(development.url, "with_json")
-    load = open_section(page, "load")
-    before = page.browser.execute_script(sent)
-    page.click(FIRST_TAB)
     page.fill("script", '{"outputs": }')
-    open_section(page, "load")
+    page.click("#run")
+    page.wait_for(f"{form} .field-error", "This is not JSON")
+    load = open_section(page, "load")
     page.click(f"{load} button")
     page.wait_for(f"{load} [role=alert]", "This is not JSON")
-    page.wait_for("form[aria-label=Request] .field-error", "This is not JSON")
-    assert page.browser.execute_script(sent) == before
-    page.click(FIRST_TAB)
+    assert development.metric("requests_total", **counted) == 0
+    page.click(link)
+    page.wait_for(form)
     page.fill("script", "{}")
     open_section(page, "load")
     page.fill("requests", "2")
     page.click(f"{load} button")
-    page.wait_for(f"{load} [role=status]", "2 requests ended.")
-    assert page.browser.execute_script(sent) == before + 2
+    page.wait_for(f"{load} [role=status]", "2 requests ended. 200: 2")
+    assert development.metric("requests_total", **counted) == 2
 
 
 def test_load_and_explanations_are_offered_only_where_they_are_allowed(console: Callable[..., ConsolePage]) -> None:

@@ -129,7 +129,7 @@ def test_the_sample_needs_no_microphone(
     browser: Chrome, gateway: GatewayProcess, axe_in_both_schemes: Callable[[], list[list[str]]]
 ) -> None:
     page = opened(browser, gateway.url)
-    assert page.texts(".tabs [role=tab]") == ["Speak", "Requests", "Operation"]
+    assert page.texts(".tabs [role=tab]") == ["Speak", "Requests"]
     page.click("#use-sample")
     wait_for_the_sample(page)
     assert len({each["partial"] for each in states(page)}) > 3

@@ -2,29 +2,42 @@
 
 import { get, problemIn } from "./api.js";
 import { hasKey, KeyForm } from "./key.js";
+import { lazy } from "./lazy.js";
 import { html, render } from "./lib.js";
-import { openLink } from "./link.js";
+import { OPERATION, openLink } from "./link.js";
 import { PipelineList } from "./pipeline-list.js";
 import { ProblemNotice } from "./problem.js";
-import { Tabbed, Workbench } from "./workbench.js";
+import { Workbench } from "./workbench.js";
 
 const HEALTH_MS = 5000;
 
+const Operation = lazy(async () => (await import("./operation.js")).Operation);
+const NOT_READY = html`<a href=${`#${OPERATION}`}>Operation</a> shows what is missing.`;
 const work = document.getElementById("work");
 const list = document.getElementById("pipelines");
+const operation = document.getElementById("operation");
 const health = document.getElementById("health");
 let pipelines = [];
 let mayExplain = false;
+let last = "";
 
 const showList = (open) => render(html`<${PipelineList} pipelines=${pipelines} open=${open} />`, list);
 
 async function show() {
   const { name, inputs } = openLink();
   showList(name);
+  if (name === OPERATION) operation.setAttribute("aria-current", "page");
+  else operation.removeAttribute("aria-current");
+  if (name === OPERATION) {
+    render(html`<${Operation} pipelines=${pipelines} last=${last} />`, work);
+    document.title = "Operation · triton-gateway";
+    return;
+  }
+  last = name;
   const { values } = await get(`/v1/pipelines/${encodeURIComponent(name)}`);
   if (name !== openLink().name) return;
   const isReady = Boolean(values.inputs);
-  const notReady = html`<${Tabbed} key=${name}><p class="empty">${name} is not ready. ${values.state_detail}</p><//>`;
+  const notReady = html`<h1>${name}</h1><p class="empty">${name} is not ready. ${values.state_detail} ${NOT_READY}</p>`;
   render(isReady ? html`<${Workbench} key=${location.hash} pipeline=${values} linked=${inputs} mayExplain=${mayExplain} />` : notReady, work);
   document.title = `${name} · triton-gateway`;
 }
@@ -53,8 +66,8 @@ async function load() {
   render(null, work);
   ({ pipelines, may_explain: mayExplain } = (await get("/v1/pipelines")).values);
   const first = pipelines.find(({ state }) => state === "ready") ?? pipelines[0];
-  if (!first) {
-    render(html`<${Tabbed}><p class="empty">No model is ready yet.</p><//>`, work);
+  if (!first && !openLink().name) {
+    render(html`<p class="empty">No model is ready yet. ${NOT_READY}</p>`, work);
     return;
   }
   if (!openLink().name) history.replaceState(null, "", `#${encodeURIComponent(first.name)}`);

@@ -4,7 +4,7 @@ import { get, problemIn } from "./api.js";
 import { draftOf, draftOfValues } from "./fields.js";
 import { html, useEffect, useState } from "./lib.js";
 
-const SAMPLE = "sample";
+export const SAMPLE = "sample";
 
 /** Returns `{draft}` or `{problem}` by name, of the examples that are loaded. `onSample(draft)` is called once, first. */
 export function useExamples(pipeline, fields, onSample) {
@@ -13,7 +13,7 @@ export function useExamples(pipeline, fields, onSample) {
     let isOpen = true;
     const loadAll = async () => {
       for (const example of pipeline.examples) {
-        const found = await load(pipeline, fields, example);
+        const found = await loadedExample(pipeline, fields, example);
         if (!isOpen) return;
         setLoaded((before) => ({ ...before, [example.name]: found }));
         if (example.name === SAMPLE && found.draft) onSample(found.draft);
@@ -33,8 +33,8 @@ export const sampleDraft = (fields, loaded) => loaded[SAMPLE]?.draft ?? draftOf(
 /** Returns the draft with the files of the sample where it has no file. */
 export const withFiles = (draft, sample) => Object.fromEntries(Object.entries(draft).map(([name, held]) => [name, held ?? sample[name]]));
 
-/** The description already has the values of a sample without files. */
-async function load({ url }, fields, { name, files }) {
+/** Returns `{draft}` or `{problem}`. The description already has the values of a sample without files. */
+export async function loadedExample({ url }, fields, { name, files }) {
   if (name === SAMPLE && !Object.keys(files).length) return { draft: draftOf(fields) };
   try {
     const { values } = await get(`${url}/examples/${name}`);

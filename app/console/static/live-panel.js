@@ -15,15 +15,27 @@ export function LivePanel() {
   if (problem) return html`<p class="empty" role="status">The statistics are not available: ${problem}</p>`;
   if (times.length === 0) return html`<p class="empty">Measuring…</p>`;
   if (rows.length === 0) return html`<p class="empty">No pipeline has had a request since the start of the gateway.</p>`;
+  const busy = rows.filter((row) => !isIdle(row));
+  const idle = rows.filter(isIdle);
   return html`
-    <ul class="live-rows">
-      ${rows.map((row) => html`<${Row} key=${`${row.name} ${row.transport}`} row=${row} times=${times} />`)}
-    </ul>
+    ${busy.length > 0 ? html`<${Rows} rows=${busy} times=${times} />` : html`<p class="empty">No request in this time.</p>`}
+    ${idle.length > 0 && html`
+      <details class="idle">
+        <summary class="small">${idle.length} idle: ${idle.map(nameOf).join(", ")}</summary>
+        <${Rows} rows=${idle} times=${times} />
+      </details>`}
     <p class="small">
-      Since this section was opened, at most two minutes, of all callers. Lines: <span class="line accent">requests, p50</span>, <span class="line exit">early exits</span>,
+      Since this page was opened, at most two minutes, of all callers. Lines: <span class="line accent">requests, p50</span>, <span class="line exit">early exits</span>,
       ${" "}<span class="line bad">errors</span>, <span class="line">p95</span>. Percentiles are estimates from the last ten seconds.
     </p>
   `;
+}
+
+const isIdle = ({ rate, running, waiting }) => running === 0 && waiting === 0 && rate.every((each) => each === 0);
+const nameOf = ({ name, transport }) => (transport === "stream" ? `${name} (streams)` : name);
+
+function Rows({ rows, times }) {
+  return html`<ul class="live-rows">${rows.map((row) => html`<${Row} key=${`${row.name} ${row.transport}`} row=${row} times=${times} />`)}</ul>`;
 }
 
 function usePolls() {
@@ -77,11 +89,11 @@ function Row({ row, times }) {
       <h3>${name}${transport === "stream" ? html` <small>streams</small>` : null}</h3>
       <div class="live-chart">
         <p><strong data-live="rate">${now}</strong> <small>requests/s</small></p>
-        <${Chart} times=${times} lines=${rates} spanS=${SPAN_S} label=${`Requests a second of ${name}: now ${now}`} />
+        <${Chart} times=${times} lines=${rates} spanS=${SPAN_S} textOf=${short} label=${`Requests a second of ${name}: now ${now}`} />
       </div>
       <div class="live-chart">
         <p><strong data-live="p50">${half}</strong> <small>p50</small> <strong data-live="p95">${most}</strong> <small>p95</small></p>
-        <${Chart} times=${times} lines=${durations} spanS=${SPAN_S} label=${`Durations of ${name}: p50 ${half}, p95 ${most}`} />
+        <${Chart} times=${times} lines=${durations} spanS=${SPAN_S} textOf=${milliseconds} label=${`Durations of ${name}: p50 ${half}, p95 ${most}`} />
       </div>
       <dl class="live-counts">
         <${Count} name="errors" value=${sum(failed)} state=${failed.length ? "bad" : ""} note=${listed(failed)} />
@@ -102,6 +114,8 @@ const drawn = (values) => (values.some((value) => value > 0) ? values : values.m
 const sum = (counts) => counts.reduce((total, [, count]) => total + count, 0);
 const listed = (counts) => counts.map(([outcome, count]) => `${outcome}: ${count}`).join(", ");
 const perSecond = (rate) => (rate >= 10 || rate === 0 ? rate.toFixed(0) : rate.toFixed(1));
+
+const short = (value) => String(Number(value.toPrecision(2)));
 
 /** The last percentile with requests, so that the number does not vanish in a pause. */
 const lastOf = (values) => values.findLast((value) => value !== null) ?? null;

@@ -1,47 +1,46 @@
 /** Sends one request many times, to see durations under load. For development only: the gateway says where it is offered. */
 
+import { requestIn } from "./drafts.js";
 import { Histogram, sharePoint } from "./histogram.js";
 import { keyHeaders } from "./key.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
+import { Section } from "./operation.js";
 
 export const MAX_REQUESTS = 1000;
 export const MAX_AT_ONCE = 32;
 
-/** `url` of a unary request. `body()` returns the request of the form as it is now. Leaving the page or the pipeline stops it. */
-export function Load({ url, body }) {
+/** `pipelines`, `last`: see Operation. Leaving the page stops it. */
+export function LoadTest({ pipelines, last }) {
   const [run, setRun] = useState(null);
   const stop = useRef(null);
-  useEffect(() => () => stop.current?.abort(), [url]);
+  useEffect(() => () => stop.current?.abort(), []);
+  const names = pipelines.filter(({ state, sessions }) => state === "ready" && !sessions).map(({ name }) => name);
   async function start(event) {
     event.preventDefault();
-    const [count, atOnce] = ["requests", "at-once"].map((name) => event.target.elements[name].valueAsNumber);
-    const sent = contentOf(body);
-    if (sent.problem) return setRun(sent);
-    stop.current = new AbortController();
-    return send({ url, body: sent.content, count, atOnce, signal: stop.current.signal, onChange: setRun });
+    const { pipeline, requests, "at-once": atOnce } = event.target.elements;
+    const signal = (stop.current = new AbortController()).signal;
+    try {
+      const { url, body } = await requestIn(pipeline.value);
+      await send({ url, body: JSON.stringify(body), count: requests.valueAsNumber, atOnce: atOnce.valueAsNumber, signal, onChange: setRun });
+    } catch (error) {
+      setRun({ problem: error.message });
+    }
   }
   const isRunning = run !== null && !run.problem && !run.isOver;
   return html`
-    <form class="load" aria-label="Load" onSubmit=${start}>
-      <div class="load-fields">
-        <label>Requests <input type="number" name="requests" min="1" max=${MAX_REQUESTS} defaultValue="100" required /></label>
-        <label>At a time <input type="number" name="at-once" min="1" max=${MAX_AT_ONCE} defaultValue="4" required /></label>
-        <button disabled=${isRunning}>Start</button>
-        <button type="button" disabled=${!isRunning} onClick=${() => stop.current.abort()}>Stop</button>
-      </div>
-      <p class="small">Sends the request of the form. A browser has at most 6 requests to one HTTP/1.1 server on their way; more wait in the browser, and that wait is not counted.</p>
-      ${run === null ? null : run.problem ? html`<p role="alert">${run.problem}</p>` : html`<${Run} run=${run} />`}
-    </form>
-  `;
-}
-
-/** The body of every request; `problem` if the form has a value that cannot be sent. */
-function contentOf(body) {
-  try {
-    return { content: JSON.stringify(body()) };
-  } catch (error) {
-    return { problem: error.message };
-  }
+    <${Section} name="load" title="Load test">
+      <form class="load" aria-label="Load" onSubmit=${start}>
+        <div class="load-fields">
+          <label>Pipeline <select name="pipeline" required>${names.map((name) => html`<option selected=${name === last}>${name}</option>`)}</select></label>
+          <label>Requests <input type="number" name="requests" min="1" max=${MAX_REQUESTS} defaultValue="100" required /></label>
+          <label>At a time <input type="number" name="at-once" min="1" max=${MAX_AT_ONCE} defaultValue="4" required /></label>
+          <button class="primary" disabled=${isRunning}>Start</button>
+          <button type="button" disabled=${!isRunning} onClick=${() => stop.current.abort()}>Stop</button>
+        </div>
+        <p class="small">Sends the request that the form of the pipeline has. A browser has at most 6 requests to one HTTP/1.1 server on their way; more wait in the browser, and that wait is not counted.</p>
+        ${run === null ? null : run.problem ? html`<p role="alert">${run.problem}</p>` : html`<${Run} run=${run} />`}
+      </form>
+    <//>`;
 }
 
 function Run({ run }) {

@@ -65,7 +65,7 @@ export function SessionButtons({ session: { url, steps, expires_s: expires, end 
     <p class="actions">
       <button key="first" class="primary" id=${url ? "step" : "open"} disabled=${isBusy}>${url ? `Send step ${steps + 1}` : "Open a session"}</button>
       ${url
-        ? html`<button key="last" id="last-step" disabled=${isBusy}>Send as the last step</button><button key="end" type="button" id="end" disabled=${isBusy} onClick=${end}>End</button>`
+        ? html`<button key="last" id="last-step" disabled=${isBusy}>Last step</button><button key="end" type="button" id="end" disabled=${isBusy} onClick=${end}>End</button>`
         : html`<button key="run" id="run" disabled=${isBusy}>Run one step</button>`}
     </p>
     <p class="small" role="status" data-session=${url ? "open" : "none"}>

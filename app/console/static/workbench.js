@@ -2,6 +2,7 @@
 
 import { Problem, post, problemIn, remove } from "./api.js";
 import { Answer } from "./answer.js";
+import { kept } from "./drafts.js";
 import { Gallery, sampleDraft, useExamples, withFiles } from "./examples.js";
 import { EXPLAIN } from "./explain.js";
 import { InvalidDraft, draftOf, errorsOf, fieldsOf, linkedDraft, valuesOf } from "./fields.js";
@@ -15,7 +16,6 @@ import { linkTo } from "./link.js";
 import { partsOf } from "./hearing.js";
 import { LiveStream } from "./live.js";
 import { useNarrow } from "./narrow.js";
-import { Overview } from "./overview.js";
 import { ProblemNotice } from "./problem.js";
 import { Copy, Samples } from "./samples.js";
 import { SessionButtons, onlyStep, useSession } from "./session.js";
@@ -26,8 +26,6 @@ const Chat = lazy(async () => (await import("./chat.js")).Chat);
 const Speak = lazy(async () => (await import("./speak.js")).Speak);
 const Explanation = lazy(async () => (await import("./waterfall.js")).Explanation);
 
-/** The draft and the runs of each pipeline, for when the user opens the pipeline again. */
-const kept = new Map();
 let lastRun = 0;
 
 /** `linked`: texts by field name, from a link. `mayExplain`: whether the gateway explains requests of this caller. */
@@ -77,14 +75,6 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     if (!(error instanceof InvalidDraft)) keep(run);
     setView(error instanceof InvalidDraft ? null : { run });
     showAtFields(error);
-  };
-  const bodyOfForm = () => {
-    try {
-      return valuesOf(fields, draft);
-    } catch (error) {
-      showAtFields(error);
-      throw error;
-    }
   };
   const session = useSession(pipeline);
   const send = session.url ? session.step(false) : pipeline.sessions ? onlyStep : post;
@@ -138,7 +128,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   const graph = html`<${Graph} key="graph" pipeline=${pipeline} explain=${explain} />`;
   const isBusy = Boolean(view?.isBusy || (view?.stream && !view.run));
   return html`
-    <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} pipeline=${pipeline} loadTest=${pipeline.sessions ? null : { url: pipeline.url, body: bodyOfForm }}>
+    <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} pipeline=${pipeline}>
       ${!isNarrow && graph}
       <div class="panels" key="panels">
         <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
@@ -167,12 +157,9 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     <//>`;
 }
 
-/**
- * The tab "Requests" has the children, the last one the sections for development and operation. `pipeline`: may have a chat, or
- * hear; null if it is not ready. `loadTest`: see Overview. A tab that was shown once is kept while it is hidden.
- */
-export function Tabbed({ heading = null, pipeline = null, loadTest = null, children }) {
-  const hears = pipeline && partsOf(pipeline) !== null;
+/** The tab "Requests" has the children; without other tabs they are shown alone. A tab that was shown once is kept while it is hidden. */
+function Tabbed({ heading, pipeline, children }) {
+  const hears = partsOf(pipeline) !== null;
   const [tab, setTab] = useState(hears ? "Speak" : "Requests");
   const [seen, setSeen] = useState([tab]);
   const choose = (name) => {
@@ -182,13 +169,14 @@ export function Tabbed({ heading = null, pipeline = null, loadTest = null, child
   const panels = {
     ...(hears ? { Speak: html`<${Speak} pipeline=${pipeline} />` } : {}),
     Requests: children,
-    ...(pipeline?.openai?.chat ? { Chat: html`<${Chat} pipeline=${pipeline} />` } : {}),
-    Operation: html`<${Overview} isShown=${tab === "Operation"} loadTest=${loadTest} />`,
+    ...(pipeline.openai?.chat ? { Chat: html`<${Chat} pipeline=${pipeline} />` } : {}),
   };
+  const names = Object.keys(panels);
+  if (names.length === 1) return html`<div>${heading}${children}</div>`;
   return html`
     <div>
       ${heading}
-      <${Tabs} names=${Object.keys(panels)} chosen=${tab} label="Views" panel="panel" onChoose=${choose} />
+      <${Tabs} names=${names} chosen=${tab} label="Views" panel="panel" onChoose=${choose} />
       <div id="panel" role="tabpanel" aria-label=${tab}>
         ${Object.entries(panels).map(([name, panel]) => seen.includes(name) && html`<div key=${name} hidden=${name !== tab}>${panel}</div>`)}
       </div>

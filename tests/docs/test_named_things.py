@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_one_of_two_indices_links_each_page_once() -> None:
 
 
 def built_site(require: Require) -> Path:
-    """The build ends with an error if a link of a page, or its anchor, is broken."""
+    """The build ends with an error if a link to a page, or its anchor, is broken."""
     try:
         locked_environment("docs", require)
     except SystemExit as stopped:
@@ -104,18 +105,19 @@ def built_site(require: Require) -> Path:
     return once_in(CACHE / "docs-site", build)
 
 
-LOADED = re.compile(r'<(?:script|img|iframe|source|object|link)\b[^>]*\b(?:src|srcset|data|href)="([^"]+)"')
-"""The address of a file that a browser loads."""
+ADDRESS = re.compile(r'<(a|script|img|iframe|source|object|link)\b[^>]*\b(?:src|srcset|data|href)="([^"#]+)')
+"""Of a file that a browser loads, or of a link."""
 
 
-def test_the_site_loads_only_its_own_files_and_its_search_has_every_page(require: Require) -> None:
+def test_the_site_needs_no_other_files_and_its_search_has_every_page(require: Require) -> None:
     """Examples in HTML, which are no pages of the site, and the page for unknown addresses are left out."""
     site = built_site(require)
     html = [page for page in site.rglob("*.html") if page.name != "404.html"]
     pages = [page for page in html if not (ROOT / "docs" / page.relative_to(site)).exists()]
-    loaded = [(page, address) for page in pages for address in LOADED.findall(page.read_text())]
-    assert len(loaded) > 400
-    assert [each for each in loaded if not (each[0].parent / each[1]).is_file()] == []
+    named = [(page, *found) for page in pages for found in ADDRESS.findall(page.read_text())]
+    own = [(page, address) for page, element, address in named if element != "a" or "://" not in address]
+    assert len(own) > 5_000
+    assert [(page, address) for page, address in own if not (page.parent / unquote(address)).is_file()] == []
     found = {item["location"].partition("#")[0] for item in json.loads((site / "search.json").read_text())["items"]}
     assert found >= {str(page.relative_to(site)) for page in pages}
 
@@ -135,7 +137,7 @@ def test_every_named_test_exists() -> None:
 
 LOCKS = {"kserve": "kserve", "litellm": "litellm", "langchain-openai": "langchain", "pydantic-ai-slim": "pydantic-ai"}
 """Lock file in requirements/ by package; all other packages are in dev.txt."""
-NPM_LOCK = ROOT / "tests" / "clients" / "npm_llm" / "package-lock.json"
+NPM_LOCK = ROOT / "tests" / "live" / "npm_openai" / "package-lock.json"
 CLIENTS = rows_under("docs/how-to/migration.md", "Clients")
 
 

@@ -1,6 +1,7 @@
 """Runs the calls of all dialects and opens their streams, and writes what happened on each request's record."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -14,21 +15,25 @@ from msgspec.structs import replace
 
 from app.admission.admission import Admission
 from app.admission.scheduler import Claim, PipelineAdmission, Slot
-from app.api.access import check_pipeline
 from app.api.error_table import problem_of
-from app.api.exchange import Exchange, Workload
+from app.api.exchange import Exchange, Workload, check_pipeline
+from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Batch, BatchPart, Ending, PartEnd
-from app.core.engine import Engine, Put, merged, responses_of
+from app.core.engine import Engine, Put, discard_stream, merged, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse, TraceContext
+from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, TraceContext, bytes_array
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import SpanKind, Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline, Target
-from app.pipelines.run import Canceller, run
+from app.pipelines.run import run
 from app.streams.store import StreamStore
 from app.streams.stream import Event, EventLog, LiveLog, ProblemOf, Stream
+
+CANCEL_TIMEOUT_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class InferenceCall(Struct, eq=False):
@@ -63,7 +68,6 @@ class Inference:
     engine: Engine
     catalog: Catalog
     metrics: Metrics
-    canceller: Canceller
     tracer: Tracer = field(default_factory=Tracer)
     workload: Workload = field(default_factory=Workload)
     admission: Admission = field(default_factory=Admission)
@@ -71,6 +75,8 @@ class Inference:
     """Are called with each admitted request."""
     direct: Engine | None = None
     """The engine without its layers, for requests without extensions."""
+    cancellations: BackgroundTasks = field(default_factory=BackgroundTasks)
+    """The running calls of ``cancel`` models."""
     _admissions: dict[tuple[str, str], tuple[Target, Mapping[str, int], PipelineAdmission]] = field(
         default_factory=dict
     )
@@ -205,10 +211,25 @@ class Inference:
         return ending
 
     def abandon(self, call: InferenceCall, part: InferenceRequest | None = None) -> None:
-        """Makes the model stop, if the pipeline declares a model for that. A batch is stopped part by part."""
-        requests = () if isinstance(call.answer, Batch) else call.requests
+        """Makes the model stop, if the pipeline declares a ``cancel`` model. A batch is stopped part by part.
+
+        That model stops a step of an ensemble, because Triton does not pass a cancellation on to the steps.
+        """
+        hook, requests = call.target.spec.cancel, () if isinstance(call.answer, Batch) else call.requests
+        if hook is None:
+            return
+
+        async def cancel(request_id: str) -> None:
+            tensor = Tensor(hook.input, BYTES, bytes_array([request_id.encode()], (1,)))
+            request = InferenceRequest(hook.model, (tensor,), about=request_id)
+            engine = self.engine if self.direct is None else self.direct
+            try:
+                await discard_stream(engine, request, Deadline.after(CANCEL_TIMEOUT_S))
+            except GatewayError as exc:
+                _log.warning("cancel call to model '%s' failed: %s", hook.model, exc.detail)
+
         for request in requests if part is None else (part,):
-            self.canceller.cancel(call.target, request)
+            self.cancellations.start(cancel(request.request_id))
 
     async def open_stream(self, call: InferenceCall, log: EventLog | None = None) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.

@@ -28,11 +28,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission.keys import FollowedKeys, Key
-from app.api.access import HINT, hint_of, key_of
 from app.api.bodies import check_query
 from app.api.call import Inference
 from app.api.error_table import ErrorForm, problem_response
-from app.api.exchange import ByteBudget, Exchange
+from app.api.exchange import HINT, ByteBudget, Exchange, hint_of, key_of
 from app.api.openapi import EXPOSED_HEADERS, PROBLEMS, ErrorAnswers, Operation, Operations, Visible
 from app.core import errors
 from app.core.aio import LeakyBucket

@@ -1,5 +1,8 @@
 """One request and its answer, with everything that a route needs besides the arguments of ASGI; and all that run.
 
+The API key of a request is checked here, and what it allows (decision 21). The matched route decides whether a key is
+needed, never the text of the path.
+
 ``ByteBudget`` limits the bytes of all request bodies in memory. New pages of memory cost as much as the copy into them:
 16 MiB take 5.9 ms in new memory, and 1.6 ms in memory that was used before. So it keeps the mapping of the last body
 for the next one, and ``FreedMemory`` decides when freed memory returns to the system.
@@ -8,6 +11,7 @@ for the next one, and ``FreedMemory`` decides when freed memory returns to the s
 import asyncio
 import ctypes
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import AbstractContextManager, suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -20,15 +24,16 @@ from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 from websockets.server import ServerProtocol
 
-from app.admission.keys import ANYONE, Caller, Key
+from app.admission.keys import ANYONE, Caller, FollowedKeys, Key
+from app.core import errors
 from app.core.aio import DrainRate
-from app.core.errors import ClientClosedRequest, Draining, GatewayError, InvalidRequest, TooManyRequests
 from app.core.inference import Deadline, TensorMemory
 from app.core.json import is_large, json_in_turns, json_of
 from app.http1.protocol import HttpConnection
 from app.http1.websocket import SocketTerms, WebSocket
 from app.observability.record import RequestRecord, request_id_of
 from app.observability.tracing import trace_of
+from app.pipelines.catalog import Catalog
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
@@ -67,7 +72,7 @@ class Exchange:
         self.task = task
         self.is_answering = False
         """True after the status was sent: the request is not interrupted any more."""
-        self._cause: GatewayError | None = None
+        self._cause: errors.GatewayError | None = None
         if b"traceparent" in self._headers:
             self.record.trace = trace_of(self._all(b"traceparent"), self._all(b"tracestate"))
 
@@ -76,13 +81,13 @@ class Exchange:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    def end(self, cause: GatewayError) -> None:
+    def end(self, cause: errors.GatewayError) -> None:
         """Cancels the task, whose failure is then ``cause``. Implements :class:`Work`."""
         if self._cause is None and not self.is_answering:
             self._cause = cause
             self.task.cancel()
 
-    def cause_of_cancellation(self) -> GatewayError | None:
+    def cause_of_cancellation(self) -> errors.GatewayError | None:
         """Returns why :meth:`end` cancelled the task; None if something else cancelled it.
 
         Clears the task's cancellation, so that it can answer.
@@ -104,7 +109,7 @@ class Exchange:
         except ValueError:
             seconds = math.nan
         if not (math.isfinite(seconds) and seconds > 0):
-            raise InvalidRequest("X-Request-Timeout is not a positive number of seconds.")
+            raise errors.InvalidRequest("X-Request-Timeout is not a positive number of seconds.")
         return Deadline.after(min(seconds, timeout_s))
 
     def hold(self, size: int) -> None:
@@ -221,11 +226,78 @@ class _Watch(msgspec.Struct):
         self.connection.on_lost = None
         if self.is_lost and isinstance(exc, asyncio.CancelledError):
             self.task.uncancel()
-            raise ClientClosedRequest("The client disconnected before the answer was ready.") from None
+            raise errors.ClientClosedRequest("The client disconnected before the answer was ready.") from None
 
     def _cancel(self) -> None:
         self.is_lost = True
         self.task.cancel()
+
+
+_BEARER = b"bearer "
+_BEARER_PROTOCOL = b"bearer."
+"""Begins the WebSocket subprotocol with the key: pages can set no headers of a WebSocket."""
+HINT = "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
+
+
+def hint_of(scope: str) -> str:
+    return f"Use another key, or ask an operator to add it to the `{scope}` of this key in the file of API keys."
+
+
+def key_of(exchange: Exchange, keys: FollowedKeys) -> Key | None:
+    """The request's key, also noted on the exchange.
+
+    Raises Unauthenticated if it is not valid, and for several keys: gateway and proxies must not differ on which one
+    counts.
+    """
+    found = set[bytes]()
+    for name, value in exchange.scope["headers"]:
+        if name == b"authorization":
+            found.add(value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b"")
+        elif name == b"x-api-key":
+            found.add(value.strip())
+        elif name == b"sec-websocket-protocol":
+            offered = [each.strip() for each in value.split(b",")]
+            found.update(each[len(_BEARER_PROTOCOL) :] for each in offered if each.startswith(_BEARER_PROTOCOL))
+    found.discard(b"")
+    if len(found) > 1:
+        raise errors.Unauthenticated("The request has several API keys.", hint="Send one key, in one header.")
+    if not found:
+        return None
+    key = keys.key_of(found.pop(), time.time())
+    exchange.key, exchange.caller, exchange.record.key = key, key.caller, key.caller.id
+    return key
+
+
+def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
+    """Raises Forbidden, whether the pipeline exists or not, and UnknownPipeline without the names of others.
+
+    Raises UpstreamUnavailable while the pipelines are not known.
+    """
+    key = exchange.key
+    if key is None or key.pipelines is None:
+        return
+    if not key.allows(name):
+        raise errors.Forbidden("This API key does not allow this pipeline.", hint=hint_of("pipelines"))
+    catalog.check_known()
+    if name not in catalog.entries:
+        raise errors.UnknownPipeline("There is no such pipeline.")
+
+
+def check_model(exchange: Exchange, catalog: Catalog, model: str) -> None:
+    """Raises Forbidden, whether the model exists or not."""
+    if not allows_model(exchange.key, catalog, model):
+        raise errors.Forbidden("This API key does not allow this model.", hint=hint_of("pipelines"))
+
+
+def allows_model(key: Key | None, catalog: Catalog, model: str) -> bool:
+    """Whether a pipeline that the key allows runs the model. A name that no pipeline has is that of a model.
+
+    ``key``: None if no keys are required.
+    """
+    if key is None or key.pipelines is None:
+        return True
+    entries = catalog.entries
+    return any(model == (entries[name].spec.model if name in entries else name) for name in key.pipelines)
 
 
 LARGE_BODY_BYTES = 1024 * 1024
@@ -290,7 +362,7 @@ class ByteBudget:
     def take(self, size: int) -> None:
         """Raises TooManyRequests."""
         if self.taken + size > self._limit:
-            raise TooManyRequests(
+            raise errors.TooManyRequests(
                 "The gateway has reached its limit for bytes of request bodies in memory.",
                 hint="Send fewer large bodies at once, or raise GATEWAY_MAX_BYTES_IN_FLIGHT.",
                 retry_after_s=self._outflow.retry_after_s(self.taken + size - self._limit, monotonic()),
@@ -325,7 +397,7 @@ class ByteBudget:
 
 
 class Work(Protocol):
-    def end(self, cause: GatewayError) -> None:
+    def end(self, cause: errors.GatewayError) -> None:
         """Ends the work as soon as possible and reports ``cause`` to the caller. No-op if the work has ended."""
 
 
@@ -347,7 +419,7 @@ class Workload:
     def begin(self, work: Work) -> None:
         """Adds new work. Raises Draining."""
         if self.is_draining:
-            raise Draining("The gateway is shutting down; send the request again.")
+            raise errors.Draining("The gateway is shutting down; send the request again.")
         self.running[work] = None
 
     def add(self, work: Work, drain: Callable[[], None] | None = None) -> None:

@@ -27,9 +27,8 @@ from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api.access import allows_model
 from app.api.error_table import ERROR_BY_CODE, MEDIA_TYPE, ROW_BY_ERROR, Problem
-from app.api.exchange import Exchange, JsonResponse
+from app.api.exchange import Exchange, JsonResponse, allows_model
 from app.core import errors
 from app.core.errors import GatewayError, NotFound
 from app.core.json import COUNT, TEXT, Schema, const_of, json_of, object_of, with_types

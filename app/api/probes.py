@@ -13,9 +13,8 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from app.admission.keys import FollowedKeys
-from app.api.access import key_of
 from app.api.endpoint import Found
-from app.api.exchange import Exchange, JsonResponse, Workload
+from app.api.exchange import Exchange, JsonResponse, Workload, key_of
 from app.core.errors import NotFound, Unauthenticated, UpstreamUnavailable
 from app.pipelines.catalog import Catalog, VersionState
 

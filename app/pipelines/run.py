@@ -1,12 +1,11 @@
 """Runs one unary request of a pipeline, and converts the responses of any request to the caller's values.
 
 A ``Collector`` gets the responses of one request. With ``batch`` the items run as parts, each with a collector, and
-their answers are joined in order. ``Canceller`` cancels abandoned requests.
+their answers are joined in order.
 """
 
 import codecs
 import functools
-import logging
 import math
 import operator
 import re
@@ -18,7 +17,6 @@ import numpy as np
 
 from app.codecs.kinds import declared_shape, shape_text
 from app.core import errors
-from app.core.aio import BackgroundTasks
 from app.core.answer import (
     Answer,
     Batch,
@@ -30,12 +28,11 @@ from app.core.answer import (
     items_of,
     joined_rows,
 )
-from app.core.engine import Engine, discard_stream
-from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.fields import OutputField, TextDifferences
 from app.pipelines.model_errors import EARLY_EXIT, explain, name_failed_step, named_model, public_text
 from app.pipelines.openai_mapping import Division
-from app.pipelines.pipeline import CountLimits, Pipeline, Target
+from app.pipelines.pipeline import CountLimits, Pipeline
 from app.pipelines.spec import INDEX
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -410,36 +407,3 @@ def _refusal_of(
     fields = [f"'{field.name}'" for field in pipeline.inputs if field.tensor.name in read]
     reads = f" It reads {' and '.join(fields)}." if fields else ""
     return errors.InvalidInput(f"{named_model(step, pipeline.graph)} refused the input.{reads}", hint=_HINT)
-
-
-CANCEL_TIMEOUT_S = 5.0
-
-_log = logging.getLogger(__name__)
-
-
-class Canceller:
-    """Calls a pipeline's ``cancel`` model with the id of an abandoned request.
-
-    The model cancels a step of an ensemble, because Triton does not pass a cancellation on to the steps.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._calls = BackgroundTasks()
-
-    def cancel(self, target: Target, request: InferenceRequest) -> None:
-        """Starts the call and returns at once. A no-op for a pipeline without ``cancel``."""
-        hook = target.spec.cancel
-        if hook is not None:
-            tensor = Tensor(hook.input, BYTES, bytes_array([request.request_id.encode()], (1,)))
-            self._calls.start(self._call(InferenceRequest(hook.model, (tensor,), about=request.request_id)))
-
-    async def close(self) -> None:
-        """Waits for the running calls."""
-        await self._calls.close()
-
-    async def _call(self, request: InferenceRequest) -> None:
-        try:
-            await discard_stream(self._engine, request, Deadline.after(CANCEL_TIMEOUT_S))
-        except errors.GatewayError as exc:
-            _log.warning("cancel call to model '%s' failed: %s", request.model, exc.detail)

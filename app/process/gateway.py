@@ -30,7 +30,6 @@ from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import CompileContext
-from app.pipelines.run import Canceller
 from app.process.supervision import Supervisor, connections_within, watch_open_files
 from app.process.tritons import Servers, Triton
 from app.routes import DIALECTS, Gateway
@@ -175,7 +174,6 @@ async def open_gateway(
             CoalescingEngine(engine, admission.calls_of, shared_calls, is_dead_process),
             catalog,
             metrics,
-            Canceller(engine),
             tracer,
             admission=admission,
             direct=engine,
@@ -208,7 +206,7 @@ async def open_gateway(
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
                 settings=settings,
             )
-        await inference.canceller.close()
+        await inference.cancellations.close()
 
 
 def layers_of(settings: Settings, inference: Inference, limits: Limits, share: Share) -> list[Layer]:

@@ -19,7 +19,6 @@ from app.observability.log import configure_logging
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Canceller
 from app.routes import Gateway, create_app
 from app.streams.store import MemoryStore
 
@@ -72,7 +71,7 @@ async def served() -> AsyncIterator[Served]:
     await catalog.warm_up()
     with log_on_dev_null():
         async with MemoryStore() as store:
-            inference = Inference(engine, catalog, metrics, Canceller(engine))
+            inference = Inference(engine, catalog, metrics)
             gateway = Gateway(inference, store, Limits(64 * 1024 * 1024), layers=[Idempotency()])
             app = create_app(gateway, admin_port=8081)
             yield Served(app, catalog.pipeline(MODEL.name), engine, metrics)

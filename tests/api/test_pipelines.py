@@ -1,16 +1,22 @@
 """The routes of pipelines: answers, early exits, errors and streams, and their metrics."""
 
+import asyncio
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from app.api.call import Inference, InferenceCall
 from app.core.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
+from app.core.inference import InferenceRequest
 from app.core.json import json_of
+from app.observability.metrics import Metrics
+from app.pipelines.catalog import Catalog
 from tests.api.conftest import FINAL, PNG, counted, events, word
+from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture
-from tests.toolkit.models import model, refusal, response, tensor
+from tests.toolkit.models import model, pipeline, refusal, response, tensor
 
 READ, WRITE = "/v1/pipelines/read", "/v1/pipelines/write"
 GROWN = response(tensor("TEXT", "BYTES", [b"a"]), tensor("TOKEN_ID", "INT32", [1, 2]), is_final=False)
@@ -139,9 +145,40 @@ async def test_an_unfinished_generation_is_cancelled(api: Served, ending: Any, p
     problem = answer.json() if path == WRITE else events(answer)[-1][2]
     violated = "Output 'TOKEN_ID' has shape [2]; the contract allows at most 1 items."
     assert problem["detail"] == (violated if ending is GROWN else "late")
-    await api.gateway.inference.canceller.close()
+    await api.gateway.inference.cancellations.close()
     first, call = api.engine.requests
     assert (call.inputs[0].name, call.inputs[0].array.tolist()) == ("CANCEL", [first.request_id.encode()])
+
+
+WITHOUT_CANCEL = pipeline(model([], "Y FP32 [1]"))
+WITH_CANCEL = pipeline(model([], "Y FP32 [1]"), cancel={"model": "generator", "input": "CANCEL"})
+REQUEST = WITH_CANCEL.request_of_json(b"{}")
+
+
+async def calls_of(engine: FakeEngine, p=WITH_CANCEL) -> list[InferenceRequest]:
+    """The calls for an abandoned request, after their end."""
+    inference = Inference(engine, Catalog(engine), Metrics("test"))
+    inference.abandon(InferenceCall(p, None, None, None, [REQUEST]))
+    await asyncio.sleep(0)
+    await inference.cancellations.close()
+    return engine.requests
+
+
+async def test_the_cancel_model_gets_the_requests_id() -> None:
+    (call,) = await calls_of(FakeEngine())
+    assert (call.model, [(each.name, each.array.tolist()) for each in call.inputs]) == (
+        "generator",
+        [("CANCEL", [REQUEST.request_id.encode()])],
+    )
+    assert call.request_id != REQUEST.request_id
+    assert await calls_of(FakeEngine(), WITHOUT_CANCEL) == []
+
+
+async def test_a_failed_call_is_only_logged_and_closing_waits_for_a_slow_one(caplog: pytest.LogCaptureFixture) -> None:
+    await calls_of(FakeEngine(answers=[UpstreamUnavailable("gone")]))
+    assert "cancel call to model 'generator' failed" in caplog.text
+    await calls_of(slow := FakeEngine(answers=[0.02]))
+    assert slow.closed == 1
 
 
 class TestAddresses:

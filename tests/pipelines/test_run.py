@@ -12,20 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.answer import Ending
-from app.core.errors import (
-    ContractViolation,
-    GatewayError,
-    InvalidInput,
-    ModelError,
-    UpstreamError,
-    UpstreamUnavailable,
-)
-from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
+from app.core.inference import BYTES, Deadline, InferenceResponse, Tensor
 from app.core.json import json_of
 from app.core.model import TensorSpec
 from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Canceller, Collector, run
+from app.pipelines.run import Collector, run
 from tests.toolkit.engine import Answer, FakeEngine
 from tests.toolkit.models import ensemble, model, pipeline, refusal, response, tensor
 from tests.toolkit.work import CountedText, grows_with
@@ -154,7 +147,6 @@ async def test_invalid_argument_of_a_step_in_rejects_input_is_an_error_of_the_ca
     with pytest.raises(error) as caught:
         await ran(p, refusal(message, code))
     assert "secret" not in caught.value.detail
-    assert caught.value.upstream == UpstreamError(code, message)
 
 
 OUTPUT_RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]
@@ -385,34 +377,3 @@ def test_an_absent_optional_limit_has_no_effect() -> None:
         contract={"T": {"max_items": "chunk"}},
     )
     assert Collector(p, p.request_of_json(b"{}")).add(of_shape(100)) is not None
-
-
-WITHOUT_CANCEL = pipeline(model([], "Y FP32 [1]"))
-WITH_CANCEL = pipeline(model([], "Y FP32 [1]"), cancel={"model": "generator", "input": "CANCEL"})
-REQUEST = WITH_CANCEL.request_of_json(b"{}")
-
-
-async def calls_of(engine: FakeEngine, p=WITH_CANCEL) -> list[InferenceRequest]:
-    """The calls for an abandoned request, after their end."""
-    canceller = Canceller(engine)
-    canceller.cancel(p, REQUEST)
-    await asyncio.sleep(0)
-    await canceller.close()
-    return engine.requests
-
-
-async def test_the_cancel_model_gets_the_requests_id() -> None:
-    (call,) = await calls_of(FakeEngine())
-    assert (call.model, [(each.name, each.array.tolist()) for each in call.inputs]) == (
-        "generator",
-        [("CANCEL", [REQUEST.request_id.encode()])],
-    )
-    assert call.request_id != REQUEST.request_id
-    assert await calls_of(FakeEngine(), WITHOUT_CANCEL) == []
-
-
-async def test_a_failed_call_is_only_logged_and_closing_waits_for_a_slow_one(caplog: pytest.LogCaptureFixture) -> None:
-    await calls_of(FakeEngine(answers=[UpstreamUnavailable("gone")]))
-    assert "cancel call to model 'generator' failed" in caplog.text
-    await calls_of(slow := FakeEngine(answers=[0.02]))
-    assert slow.closed == 1

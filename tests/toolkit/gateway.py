@@ -23,7 +23,6 @@ from app.core.model import ModelConfig
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import CompileContext
-from app.pipelines.run import Canceller
 from app.routes import DIALECTS, Gateway, create_admin_app, create_app
 from app.settings import Settings
 from app.streams.store import MemoryStore
@@ -89,7 +88,7 @@ async def served(
         await catalog.warm_up()
         engine.requests.clear()
         async with MemoryStore() as store:
-            inference = Inference(engine, catalog, Metrics("test"), Canceller(engine))
+            inference = Inference(engine, catalog, Metrics("test"))
             gateway = Gateway(
                 inference,
                 store,

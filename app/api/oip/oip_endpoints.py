@@ -15,12 +15,11 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from app import __version__
-from app.api.access import allows_model, check_model
 from app.api.bodies import Limits, inflated, off_loop, read_body
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Answering, Found
 from app.api.error_table import headers_of, lenient_status_of
-from app.api.exchange import Exchange, JsonResponse
+from app.api.exchange import Exchange, JsonResponse, allows_model, check_model
 from app.api.oip.oip_bodies import (
     Generated,
     ParsedRequest,

@@ -20,12 +20,11 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from app.admission.keys import Key
-from app.api.access import check_pipeline
 from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
 from app.api.call import Inference
 from app.api.endpoint import Found
 from app.api.error_table import headers_of, lenient_status_of, problem_of
-from app.api.exchange import Exchange, JsonResponse
+from app.api.exchange import Exchange, JsonResponse, check_pipeline
 from app.codecs.json_scan import has_more_elements, malformed, members_of
 from app.core.answer import Values
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, UnknownPipeline

@@ -15,11 +15,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from app.api.access import check_pipeline
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Found, Layer
-from app.api.exchange import Exchange, JsonResponse
+from app.api.exchange import Exchange, JsonResponse, check_pipeline
 from app.api.pipelines.samples import base_url_of, samples_of
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample

@@ -19,10 +19,9 @@ from starlette.responses import Response
 
 from app.admission.keys import Caller
 from app.api import bodies
-from app.api.access import check_pipeline
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, Found, Layer, check_socket_origin
-from app.api.exchange import JSON, Exchange, JsonResponse
+from app.api.exchange import JSON, Exchange, JsonResponse, check_pipeline
 from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
 from app.api.streaming import TRANSPORT, MessageHandler, Reply, ResumedResponse, Socket, StreamResponse, handshake
 from app.codecs.json_scan import malformed, members_of

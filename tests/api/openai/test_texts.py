@@ -110,7 +110,7 @@ class TestStop:
         assert answer["choices"][0]["text"] == "Hel"
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert answer["usage"]["completion_tokens"] == 2
-        await api.gateway.inference.canceller.close()
+        await api.gateway.inference.cancellations.close()
         assert [request.model for request in api.engine.requests] == ["writer", "writer"]
         assert api.engine.requests[1].inputs[0].name == "CANCEL"
 

@@ -161,7 +161,7 @@ def command_parser() -> argparse.ArgumentParser:
     serving = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Run the gateway. Every option is also a variable of the environment.",
+        description="Run the gateway. Every option is also an environment variable.",
         epilog=_SERVE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -192,7 +192,7 @@ def command_parser() -> argparse.ArgumentParser:
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
     checking.add_argument("--strict", action="store_true", help="exit with status 1 for warnings too")
     checking.add_argument(
-        "--format", choices=["text", "json"], default="text", help="form of the report (default: text)"
+        "--format", choices=["text", "json"], default="text", help="format of the report (default: text)"
     )
     starting = commands.add_parser(
         "init",

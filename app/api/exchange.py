@@ -404,7 +404,7 @@ class Work(Protocol):
 class Workload:
     """The work in progress: requests from their admission to their last byte, running streams, and WebSockets.
 
-    The drain waits until there is none.
+    The drain waits for its end.
     """
 
     def __init__(self) -> None:

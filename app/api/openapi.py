@@ -314,7 +314,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 class PageFiles(StaticFiles):
-    """A folder of files, and beside them those of other folders."""
+    """Serves a folder of files, and beside them those of other folders."""
 
     policy = PAGE_HEADERS["Content-Security-Policy"]
 

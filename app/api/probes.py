@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Processes(Protocol):
-    """All processes that serve the API, one of which is this one."""
+    """All processes that serve the API, including this process."""
 
     @property
     def is_ready(self) -> bool:

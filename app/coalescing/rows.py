@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class RowsMismatch(Exception):
-    """Why requests must not share calls. ``output``: the one at fault; empty if there is none."""
+    """Why requests must not share calls. ``output``: the output at fault; empty if the fault is not in an output."""
 
     def __init__(self, text: str, output: str = "") -> None:
         super().__init__(f"output '{output}' {text}" if output else text)

@@ -1,13 +1,13 @@
 """Sends small requests that wait for the same model as one call, and gives each caller its own rows.
 
-Group commit: a request goes at once if fewer calls of its model are under way than :data:`Calls` allows and nobody
-waits. Otherwise it waits until a call ends, and goes together with the requests like it that wait then. There is no
-timer, so no request waits for others to come.
+Group commit: a request goes at once if fewer calls of its model are under way than :data:`Calls` allows and no
+request waits. Otherwise it waits until a call ends, and goes together with the requests like it that wait then. There
+is no timer, so no request waits for others to come.
 
 No caller gets the rows of another. Requests share a call only if everything about them is equal but their rows
 (``key_of``). A response is cut only if each output has exactly the rows of its requests (``cut``), and only if a trial
-has shown for the version that answered that rows do not depend on each other. Otherwise nobody is answered from the
-call: each request is sent again, alone.
+has shown for the version that answered that rows do not depend on each other. Otherwise the
+response is discarded, and each request is sent again, alone.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class _Model:
             if not waiting.answer.cancelled():
                 waiting.answer.exception()  # answered in the same turn of the event loop
             elif waiting.task is not None and all(each.answer.done() for each in waiting.members):
-                waiting.task.cancel()  # nobody waits for the call any more
+                waiting.task.cancel()  # no caller waits for the call any more
             if isinstance(exc, asyncio.CancelledError):
                 raise
             raise DeadlineExceeded(f"Model '{self._name}' did not answer before the deadline.") from exc
@@ -279,7 +279,7 @@ class _Model:
                     return
 
     async def _called(self, part: list[_Waiting]) -> bool:
-        """Answers the requests of a part by one call. Returns False if nobody may be answered from it.
+        """Answers the requests of a part with one call. Returns False if its response must not be used.
 
         Raises the error of a call for several requests.
         """

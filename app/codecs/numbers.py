@@ -119,7 +119,7 @@ _WORD_BY_LITERAL = {
     b"Inf": b"true",
 }
 """The literals that RapidJSON, and so Triton, reads as numbers although they are not JSON -> words of JSON. A literal
-beside other characters is no JSON as a word either."""
+next to other characters stays invalid JSON."""
 _NO_NUMBERS = (b"null", b"true", b"false", b'"')
 _decode_words = msgspec.json.Decoder(list[float | bool | None]).decode
 

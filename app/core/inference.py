@@ -203,9 +203,9 @@ class OpenSequence(Extension, eq=False):
     address: str = ""
     """The Triton that has the sequence, one of :meth:`app.core.engine.InferenceServer.homes`."""
     is_lost: bool = False
-    """Whether the state is lost, or nobody knows what it is."""
+    """Whether the state is lost or unknown."""
     is_forgotten: bool = False
-    """Whether Triton has no such sequence any more."""
+    """Whether Triton no longer has the sequence."""
 
 
 class InferenceRequest(Struct, frozen=True, eq=False):

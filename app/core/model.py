@@ -283,7 +283,7 @@ class SequenceIds:
         return "no id fits all models that it runs" if self.made_for or not forms else " or ".join(forms)
 
     def check(self, sequence_id: object) -> None:
-        """``sequence_id``: 0 or an empty text means that there is none, as in Triton. Raises InvalidInput."""
+        """``sequence_id``: 0 or an empty text means no sequence, as in Triton. Raises InvalidInput."""
         if sequence_id in (0, ""):
             if self.needed_by:
                 text = f"inference request to model '{self.needed_by}' must specify a non-zero or non-empty correlation"

@@ -145,7 +145,7 @@ class HeaderBlocks:
 
     def __init__(self) -> None:
         self.stream_id = 0
-        """That of the block whose CONTINUATION frames are still to come; 0 if there is none."""
+        """The stream whose block still lacks CONTINUATION frames; 0 if no block is incomplete."""
         self._is_end = False
         self._parts: list[bytes] = []
         self._size = 0

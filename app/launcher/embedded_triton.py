@@ -79,7 +79,7 @@ class TritonLog:
 
     def __init__(self) -> None:
         self.death = ""
-        """The first line that announces that Triton, or the process of a model, is crashing; empty if there is none."""
+        """The first line about a crash of Triton or of a model's process; empty if neither crashed."""
         self.loaded: list[str] = []
         self.failures: dict[str, str] = {}
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)

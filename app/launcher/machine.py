@@ -132,7 +132,7 @@ class Interpreter:
 
 
 def inspect(path: Path) -> Interpreter | None:
-    """Queries the interpreter at `path`. Returns None if there is none, or if it fails."""
+    """Queries the interpreter at `path`. Returns None if it does not exist or fails."""
     try:
         answer = subprocess.run(
             [str(path), "-I", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True

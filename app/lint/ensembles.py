@@ -119,7 +119,7 @@ def models_below(model: str, models: Models) -> Iterator[str]:
 
 
 def decoupled_models(models: Models) -> set[str]:
-    """An ensemble is decoupled if one of its steps is. Triton says so only after it has loaded the ensemble."""
+    """An ensemble is decoupled if a step is. Triton's configuration has this only after it has loaded the ensemble."""
     callers: dict[str, set[str]] = {}
     for name, config in models.items():
         for step in config.steps:

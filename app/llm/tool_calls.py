@@ -368,7 +368,7 @@ def _types_of(schema: Mapping[str, Any], key: str) -> set[str]:
 
 
 def _json_value(text: str, types: set[str]) -> str:
-    """A text that is no JSON of one of the types is a string. Python's words for true, false and none are read too."""
+    """A text that is not JSON of one of the types is a string. Python's words for true, false and none are read too."""
     try:
         value = msgspec.json.decode(_WORDS.get(text.strip().capitalize(), text))
         return json_of(text if isinstance(value, str) and "string" in types else value).decode()

@@ -91,7 +91,7 @@ class BodyReader:
             elif body[at : at + 1] == b"'":
                 place = f"write names and texts in double quotes (byte {at})"
             elif body[at : at + 1] in (b"N", b"I"):
-                place = f"it has no NaN and no Infinity; null is a missing number (byte {at})"
+                place = f"NaN and Infinity are not JSON; use null for a missing number (byte {at})"
             elif "truncated" in place:  # msgspec's word for both
                 place = "it ends too early, or a text has half of a surrogate pair"
             raise InvalidJson(f"The body is not JSON: {place}.") from exc

@@ -190,7 +190,7 @@ class Catalog:
     entries: dict[str, PipelineVersion] = field(default_factory=dict, init=False)
     """The versions that answer requests, or will if there is no older one."""
     _coming: dict[str, PipelineVersion] = field(default_factory=dict, init=False)
-    """By pipeline, the version that replaces the entry as soon as it can be served: a reload is a transaction."""
+    """The version of each pipeline that replaces its entry once it can be served. A reload is a transaction."""
     file: GatewayFile | None = field(default=None, init=False)
     """The last valid version."""
     models: dict[str, bool] = field(default_factory=dict, init=False)

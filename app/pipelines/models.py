@@ -149,7 +149,7 @@ class OipModel:
     sequence_ids: SequenceIds
     takes_traceparent: bool
     idempotent: bool
-    """Whether a request may run twice: every pipeline over the model says so."""
+    """Whether a request may run twice: every pipeline over the model is ``idempotent``."""
     cancel: CancelSpec | None
     """What a pipeline over the model declares: Triton would not stop a step of the model."""
     first_output_s: float | None

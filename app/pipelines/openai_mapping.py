@@ -195,11 +195,11 @@ class OpenAIMapping:
             text = named(spec.input, self._inputs, "an input of the pipeline", "embeddings", "input")
             self._check_text(text, "embeddings", "input")
         if config.decoupled and config.max_batch_size:
-            raise PipelineMismatch(("embeddings",), "requires a model that is not decoupled, or has no batches")
+            raise PipelineMismatch(("embeddings",), "requires a model that is not decoupled or does not batch")
         output = self._output(spec.embedding, "embeddings", "embedding")
         is_vector = output.tensor.datatype in FLOAT_DATATYPES and output.depth == 1
         if not is_vector and not (output.spec.kind == "json" and output.is_bare):
-            fault = f"'{spec.embedding}' is not a list of floating-point numbers, and has not kind: json"
+            fault = f"'{spec.embedding}' is not a list of floating-point numbers, and not of kind: json"
             raise PipelineMismatch(("embeddings", "embedding"), fault)
         texts = self._inputs[spec.input].tensor if spec.input in self._inputs else None
         is_batched = texts is not None and texts.datatype == BYTES and config.max_batch_size > 0

@@ -307,7 +307,7 @@ def _tensor(tensors: Iterable[model.TensorSpec], given: InputSpec | OutputSpec) 
     if not kind_fits(given.kind, tensor):
         text = f"'{given.kind}' does not fit {tensor.datatype}"
         if given.kind == "number":
-            text = f"is missing, and {tensor.datatype} can be several: write `kind: text`, `image`, `binary` or `json`"
+            text = f"is missing: a {tensor.datatype} tensor needs `kind: text`, `image`, `binary` or `json`"
         elif tensor.datatype in ("UINT8", "INT8") and given.kind != "json":
             text += f" {shape_text(tensor.dims)}: a file or text needs the dims [-1]"
         else:
@@ -356,7 +356,7 @@ def _check_fields(
         is_twice = (text_tensor, outer, name) in taken
         taken.add((text_tensor, outer, name))
         if is_twice or (not outer and (text_tensor, name) in objects):
-            text = f"is the member '{name}' of '{text_tensor}', which another parameter is too"
+            text = f"is the member '{name}' of '{text_tensor}', and so is another parameter"
             raise PipelineMismatch(("parameters", each.name), text)
     fields: list[tuple[str, Field]] = [("inputs", each) for each in inputs]
     fields += [("parameters", each) for each in parameters]

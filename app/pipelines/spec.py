@@ -66,7 +66,7 @@ def _faults_of_bounds(spec: "InputSpec | ParameterSpec", ordered: bool, *types: 
     if spec.minimum is not None and spec.maximum is not None and spec.minimum > spec.maximum:
         yield "has a minimum above its maximum"
     if any(not isinstance(value, types) or isinstance(value, bool) for value in spec.enum or ()):
-        yield "has an enum that does not fit it"
+        yield "has an enum that its type does not allow"
 
 
 class InputSpec(Section):
@@ -144,9 +144,9 @@ class ParameterSpec(Section):
     optional: bool = False
     tensor: str | None = None
     member_of: str | None = None
-    """A text tensor with a JSON object, of which this parameter is a member."""
+    """The text tensor whose JSON object has this parameter as a member."""
     member: Member | None = None
-    """The name of the member, ``outer.inner`` in a nested object, with ``[]`` behind it: alone in a list.
+    """The member's name; in a nested object ``outer.inner``. ``[]`` after the name: the value is sent as a list of one.
 
     Left out: the name of the parameter.
     """
@@ -357,7 +357,7 @@ class PipelineSpec(Section):
     def needs_sequence(self, name: str, model: str) -> InvalidRequest:
         """The error of a request that stands alone, for a model that runs only requests of a sequence."""
         if self.session is not None:
-            text = f"Pipeline '{name}' has sessions: each request is a step of one."
+            text = f"Pipeline '{name}' has sessions: each request is a step of a session."
             return InvalidRequest(text, hint=f"Open one with POST /v1/pipelines/{name}/sessions.")
         hint = (
             "An operator can declare `session: true` for the pipeline in gateway.yaml. Or call POST "
@@ -439,9 +439,9 @@ class PipelineSpec(Section):
         if twice := inputs & parameters:
             yield f"the name '{twice.pop()}' is used for an input and a parameter"
         if self.batch is not None and self.stream is not None and INDEX in outputs:
-            yield f"the output '{INDEX}' has the name of the number of an item in streams with batch"
+            yield f"the output name '{INDEX}' is reserved: in streams with batch it is the number of the item"
         if self.adapters and ADAPTER in parameters | inputs:
-            yield f"the name '{ADAPTER}' is used for a field, and the pipeline has adapters"
+            yield f"the field name '{ADAPTER}' is reserved in a pipeline with adapters"
         for name, parameter in self.parameters.items():
             if parameter.tensor is None and parameter.member_of is None and RESERVED_PARAMETERS.fullmatch(name):
                 yield f"the parameter '{name}' is reserved by Triton"

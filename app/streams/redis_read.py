@@ -94,7 +94,7 @@ def _cancellable(connection_class: Any) -> Any:
             except RuntimeError as exc:
                 raise RedisConnectionError(str(exc)) from exc
             if task and task.cancelling() > requests:
-                await self.disconnect(nowait=True)  # its answer belongs to nobody
+                await self.disconnect(nowait=True)  # the caller of its answer has left
                 raise asyncio.CancelledError
 
     return Cancellable

@@ -137,7 +137,7 @@ class KeepQuota:
 
 
 class StartedStream(Struct, frozen=True):
-    """``keep_s``: how long it is kept at least if its model uses all of its time, and nobody reads it."""
+    """``keep_s``: the minimum time for which it is kept without a reader, if its model uses all of its time."""
 
     id: str
     request_id: str

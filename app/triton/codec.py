@@ -160,9 +160,9 @@ class _Head(NamedTuple):
 
 
 class RepeatedHeads:
-    """Decodes responses, most of which differ from an earlier one of their model only in the bytes of their tensors.
+    """Decodes responses. Most differ from an earlier response of their model only in the bytes of their tensors.
 
-    Comparing them saves half of the decoding, 2.6 us of a small POST.
+    The comparison saves half of the decoding, 2.6 us of a small POST.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ Kind = Literal["asyncio", "grpcio"]
 """The gateway's own client; grpcio's is the reference."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Size limit of each request and response, so that no model can fill the gateway's memory with one message."""
+"""Size limit of each request and response: one message of a model must not fill the gateway's memory."""
 SLOW_PINGS = KeepAlive(interval_s=300.0, timeout_s=20.0)
 """For servers with default settings, which close a connection (GOAWAY) that pings more often."""
 FAST_PINGS = KeepAlive(interval_s=2.0, timeout_s=1.0, without_calls=True)

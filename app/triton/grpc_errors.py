@@ -266,8 +266,8 @@ def is_dead_process(error: GatewayError) -> bool:
 def note_lost_sequence(sequence: OpenSequence, error: GatewayError) -> None:
     """Notes on the sequence of a failed call what the error means for its state.
 
-    A request that did not run leaves the state as it was. After an error of an ensemble nobody knows whether one of its
-    steps ran, unless a model failed, which ends no sequence.
+    A request that did not run leaves the state as it was. After an error of an ensemble it is unknown whether one of
+    its steps ran, unless a model failed, which ends no sequence.
     """
     text = "" if error.upstream is None else error.upstream.message
     is_forgotten = _NOT_STARTED.search(text) is not None or is_dead_process(error)

@@ -111,7 +111,7 @@ class ModelFolder:
 
     @cached_property
     def backend(self) -> str:
-        """The backend that Triton takes: by the configuration, or by the model's file. Empty if there is none."""
+        """The backend that Triton uses: by the configuration, or by the model's file. Empty if neither names one."""
         config = self.config
         if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
             return "ensemble"

@@ -29,7 +29,7 @@ GOOD = {"x": [1.0], "note": "hi"}
 PNG = b"\x89PNG\r\n\x1a\n"
 ALL_FIELDS = "doc, image, n, note, t, x"
 NO_IMAGE = "is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)"
-NO_NAN = "The body is not JSON: it has no NaN and no Infinity; null is a missing number"
+NO_NAN = "The body is not JSON: NaN and Infinity are not JSON; use null for a missing number"
 HALF_A_PAIR = "The body is not JSON: it ends too early, or a text has half of a surrogate pair."
 UNKNOWN = "is not a field of this pipeline; "
 

@@ -183,7 +183,7 @@ ONE = model("X FP32 [1]", "Y FP32 [1]")
             CONFIG,
             {"outputs": {"t": {"tensor": "TEXT"}}},
             ("outputs", "t", "kind"),
-            "is missing, and BYTES can be several: write `kind: text`, `image`, `binary` or `json`",
+            "is missing: a BYTES tensor needs `kind: text`, `image`, `binary` or `json`",
         ),
         (CONFIG, {"inputs": {}}, ("inputs",), "do not have 'X', which the model requires"),
         (CONFIG, {"inputs": {"a": {"tensor": "X"}, "b": {"tensor": "X"}}}, ("inputs",), "have 'X' twice"),

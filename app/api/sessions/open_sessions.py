@@ -381,7 +381,7 @@ class StepRequest(Struct, eq=False):
             with self.waiting:
                 await session.step(run, deadline, self.number, is_last=self.is_last, begun=begun)
         except BaseException:
-            self.log.append(Event(self.log.last_id + 1, "error", b"{}"))  # nobody reads it
+            self.log.append(Event(self.log.last_id + 1, "error", b"{}"))  # ends the log; it has no readers
             raise
 
     def leave(self, cause: errors.GatewayError) -> None:
@@ -392,7 +392,7 @@ class StepRequest(Struct, eq=False):
             self.log.append(Event(self.log.last_id + 1, "error", problem))
 
     async def left(self) -> None:
-        """Call it when nobody reads the events any more."""
+        """Call it when the reader of the events has left."""
         self.leave(errors.ClientClosedRequest("The client left before the end of the step."))
 
     def _call(self, request: InferenceRequest, answer: Answer) -> StepCall:

@@ -173,8 +173,8 @@ class HealthWatch:
     async def _confirm_and_repair(self) -> None:
         """One model at a time. The model's sample confirms a suspicion; without a sample, repeated errors do.
 
-        If another process repairs now, its repair may end the fault: the suspicions begin anew after it. A reload
-        beside the streams of a dead process can abort Triton 2.51: where the model has streams, a repair begins after
+        If another process repairs now, its repair may end the fault: the suspicions begin again after it. A reload
+        during the streams of a dead process can abort Triton 2.51: if the model has streams, a repair begins after
         FIRST_DELAY_S, when those of the dead process have ended (:meth:`_is_silent_stream`). Without a sample of the
         model, or of one that runs it, the next request decides whether the repair helped.
         """
@@ -245,7 +245,7 @@ class HealthWatch:
     async def _examine(self, model: str, method: str) -> None:
         """Follows the silence of a model from the first suspicion to its end.
 
-        A slow model or a full queue is not a hung model: requests that nobody waits for count too. If no other model
+        A slow model or a full queue is not a hung model: requests whose callers have left count too. If no other model
         answers this method either, Triton is stuck, and only a restart can help. Triton is not restarted soon after the
         last time, nor if the gateway did not start it: then `/health/triton` shows that a restart is needed.
         """

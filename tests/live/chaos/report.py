@@ -25,7 +25,7 @@ HOSTILE = int(os.environ.get("CHAOS_HOSTILE", "200000"))
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "200000"))
 """Requests with measured memory."""
 KEPT_S = float(os.environ.get("CHAOS_KEPT_S", "300"))
-"""Duration in seconds of the start of streams that nobody reads."""
+"""Duration in seconds of the start of streams without a reader."""
 CLOSED_S = float(os.environ.get("CHAOS_CLOSED_S", "120"))
 """Duration in seconds of connections with large messages, one after the other."""
 PARTS = ROOT / ARTIFACTS.parent / "chaos"
@@ -39,7 +39,7 @@ WHAT = (
     f"Seed {SEED}; {LONG_S:g} s of faults for one process, as long for two workers and Redis, and for requests "
     "that share calls, whose answers prove whose they are; "
     f"{HOSTILE:,} hostile requests; memory over {REQUESTS:,} requests; "
-    f"{KEPT_S:g} s of resumable streams that nobody reads, for each store; "
+    f"{KEPT_S:g} s of resumable streams without a reader, for each store; "
     f"{CLOSED_S:g} s of connections with large messages, in a gateway that collects no garbage."
 )
 STREAMS = frozenset({"stream", "resumable", "generate_stream", "openai", "stalled", "websocket"})
@@ -90,7 +90,7 @@ def write_ledger(part: str, title: str, stand: Stand, before: Levels, after: Lev
         f"{_listed(endings)}; **{len(ledger.unexplained())} unexplained**",
         ", ".join(f"{name} {first} -> {last}" for name, first, last in levels),
     ]
-    done = f"{LONG_S:g} s of faults: {len(ledger.entries):,}, of which {streams:,} streams"
+    done = f"{LONG_S:g} s of faults: {len(ledger.entries):,} ({streams:,} streams)"
     memory = f"{before.rss_mib:.1f} -> {after.rss_mib:.1f}"
     write_part(part, (title, done, "; ".join(result), memory))
     columns = ["the client", "the gateway counted", "the model noted", "requests", "explained by"]

@@ -105,7 +105,7 @@ async def test_faults_give_nobody_the_answer_of_another_request(models_venv: Pat
     assert shared > ends["200"] / 4
     failed = ends.total() - ends["200"] - ends["left"]
     result = f"answered {ends['200']:,}, left {ends['left']:,}, failed {failed:,}; **0 answers of another request**"
-    asked = f"{LONG_S:g} s of faults: {ends.total():,}, of which {shared:,.0f} shared a call"
+    asked = f"{LONG_S:g} s of faults: {ends.total():,} ({shared:,.0f} shared a call)"
     write_part("1-coalesced", ("Requests that share calls", asked, result, f"{rss_mib:.1f}"))
 
 

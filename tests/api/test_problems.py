@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from app.api.error_table import MAX_BYTES, ROW_BY_ERROR, problem_of, problem_response
 from app.core.errors import (
-    ContractViolation,
     FieldProblem,
     GatewayError,
     InvalidInput,
@@ -19,7 +18,7 @@ from app.core.errors import (
     UpstreamError,
 )
 from tests.api.conftest import CONFIG, PNG, READER, WRITER, scripted
-from tests.toolkit.engine import FakeEngine, every_error
+from tests.toolkit.engine import FakeEngine, error_of, every_error
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, refusal, response, tensor
 
@@ -49,10 +48,6 @@ CODES_BY_STATUS = {
     504: {"deadline_exceeded"},
 }
 """The documented error codes of each status."""
-
-
-def error_of(error: type[GatewayError], detail: str = "It failed.") -> GatewayError:
-    return error(detail, tensor="T") if issubclass(error, ContractViolation) else error(detail)
 
 
 @pytest.mark.parametrize("error", every_error())

@@ -19,7 +19,6 @@ from app.coalescing.shared_calls import (
     for_one_of_several,
 )
 from app.core.errors import (
-    ContractViolation,
     DeadlineExceeded,
     GatewayError,
     ModelError,
@@ -46,6 +45,7 @@ from tests.toolkit.engine import (
     Distort,
     Outputs,
     RowEngine,
+    error_of,
     every_error,
     failed,
     items_of,
@@ -482,7 +482,7 @@ async def test_an_unexpected_exception_fails_all_and_frees_the_slot() -> None:
 
 @pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
 def test_the_copy_of_an_error_has_no_text_of_another_caller(kind: type[GatewayError]) -> None:
-    error = kind("detail", tensor="T") if issubclass(kind, ContractViolation) else kind("detail")
+    error = error_of(kind, "detail")
     if isinstance(error, Unavailable):
         error.was_answered = True
     error.upstream = UpstreamError("INTERNAL", "the text of somebody")

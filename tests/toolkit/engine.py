@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from app.core.engine import InferenceServer
 from app.core.errors import (
+    ContractViolation,
     DeadlineExceeded,
     GatewayError,
     ModelError,
@@ -173,6 +175,10 @@ def died() -> GatewayError:
     error = ModelNotReady("The process of a model died.")
     error.upstream, error.was_answered = UpstreamError("INTERNAL", "Stub process 'm_0_0' is not healthy."), True
     return error
+
+
+def error_of(kind: type[GatewayError], detail: str = "It failed.", **more: Any) -> GatewayError:
+    return kind(detail, tensor="T") if issubclass(kind, ContractViolation) else kind(detail, **more)
 
 
 def every_error(kind: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:

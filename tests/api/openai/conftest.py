@@ -72,8 +72,6 @@ EMBEDS = model(
 )
 """vLLM with a model of vectors."""
 
-Api = Served
-
 
 def word(text: bytes, *, prompt_tokens: int | None = None, why: bytes | None = None) -> InferenceResponse:
     """Returns a response of the model with one token."""
@@ -132,6 +130,17 @@ def engine_step(text: bytes, *, is_final: bool) -> InferenceResponse:
 ASKED = [{"role": "user", "content": "Hi"}]
 ADDRESSES = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
 BODIES: dict[str, Any] = {"chat": {"messages": ASKED}, "completions": {"prompt": "Hi"}, "embeddings": {"input": "a"}}
+OF_EMBEDDINGS: dict[str, Any] = {
+    "metadata": {"team": "search"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "hash",
+    "service_tier": "flex",
+    "store": True,
+    "user": "me",
+}
+"""Values without an effect."""
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 

@@ -24,7 +24,8 @@ from app.core.errors import InvalidInput, ToolCallMissing
 from app.core.inference import InferenceResponse
 from app.llm.tool_calls import parser_of
 from app.pipelines.pipeline import Pipeline
-from tests.api.openai.conftest import ASKED, EMBEDDER, WRITER, Api, Gateways, ask, message_of, steps_of
+from tests.api.openai.conftest import ASKED, EMBEDDER, WRITER, Gateways, ask, message_of, steps_of
+from tests.toolkit.gateway import Served
 from tests.toolkit.models import pipeline, response, tensor
 from tests.toolkit.work import grows_with
 
@@ -253,12 +254,13 @@ def test_a_body_uses_a_small_multiple_of_its_size(name: str) -> None:
     assert cost_of(read, body) < most
 
 
-def test_a_long_text_reaches_the_model_unchanged() -> None:
+def test_long_and_many_texts_reach_the_model_unchanged() -> None:
     text = "word " * 100_000
     assert complete(json.dumps({"prompt": text}).encode()).inputs[0].array[0].decode() == text
     messages = [{"role": "user", "content": text}]
     assert chat(json.dumps({"messages": messages}).encode()).inputs[0].array[0].decode() == f"user: {text}\n"
     assert embed(json.dumps({"input": [text]}).encode()).inputs[0].array[0, 0].decode() == text
+    assert embed(json.dumps({"input": ["a,[{"] * 2048}).encode()).inputs[0].shape == (2048, 1)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_a_long_text_reaches_the_model_unchanged() -> None:
     ],
 )
 async def test_the_body_is_freed_before_the_model_answers(
-    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+    api: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     bodies = [Held(json.dumps(body).encode())]
     held = weakref.ref(bodies[0])
@@ -293,11 +295,6 @@ async def test_the_body_is_freed_before_the_model_answers(
 
 class Held(bytearray):
     """A bytearray that allows weak references."""
-
-
-def test_2048_texts_are_accepted() -> None:
-    request = embed(json.dumps({"input": ["a,[{"] * 2048}).encode())
-    assert request.inputs[0].shape == (2048, 1)
 
 
 @pytest.mark.parametrize("megabytes", [1, pytest.param(10, marks=pytest.mark.full)])

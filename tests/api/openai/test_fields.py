@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.core.inference import InferenceRequest
 from app.pipelines.llm_spec import NAMES, preset_of
-from tests.api.openai.conftest import ADDRESSES, ASKED, BODIES, ECHO, Api, engine_step, refusal, step
+from tests.api.openai.conftest import ADDRESSES, ASKED, BODIES, ECHO, OF_EMBEDDINGS, engine_step, refusal, step
 from tests.api.openai.test_texts import TOKEN
 from tests.docs.pages import Row, rows_under
 from tests.pipelines.test_presets import CONFIGS, answer
@@ -28,16 +27,6 @@ from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import response, tensor
 
-OF_EMBEDDINGS: dict[str, Any] = {
-    "metadata": {"team": "search"},
-    "prompt_cache_key": "k",
-    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
-    "prompt_cache_retention": "24h",
-    "safety_identifier": "hash",
-    "service_tier": "flex",
-    "store": True,
-    "user": "me",
-}
 OF_TEXTS: dict[str, Any] = OF_EMBEDDINGS | {
     "best_of": 1,
     "echo": False,
@@ -162,16 +151,11 @@ def own_fields() -> set[str]:
     return settable - FIELDS["chat"] - FIELDS["completions"]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """``requests``: what the backend got, by place. ``text``: the body of the answer, without its id and time."""
+async def outcome(api: Served, address: str, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str] | None:
+    """Returns what the backend got, by place, and the body of the answer without its id and time.
 
-    requests: list[dict[str, Any]]
-    text: str
-
-
-async def outcome(api: Served, address: str, fields: Mapping[str, Any]) -> Outcome | None:
-    """Returns None if the gateway refuses a field by its name."""
+    None if the gateway refuses a field by its name.
+    """
     api.engine.requests.clear()
     answered = await api.client.post(ADDRESSES[address], json={"model": "llm"} | BODIES[address] | dict(fields))
     if answered.status_code == 400:
@@ -179,7 +163,7 @@ async def outcome(api: Served, address: str, fields: Mapping[str, Any]) -> Outco
         return None
     assert answered.status_code == 200 or answered.json()["error"]["code"] == "response_format_mismatch"
     text = re.sub(r'"(id|created)":("[^"]*"|\d+)', "", answered.text)
-    return Outcome([values_of(request) for request in api.engine.requests], text)
+    return [values_of(request) for request in api.engine.requests], text
 
 
 def values_of(request: InferenceRequest) -> dict[str, Any]:
@@ -207,11 +191,12 @@ async def cell_of(api: Served, address: str, field: str) -> str:
     more = WITH.get(field, {})
     before, after = await outcome(api, address, more), await outcome(api, address, {**more, field: value})
     if before is not None and after is not None and before != after:
-        places = [place for place, sent in after.requests[0].items() if before.requests[0].get(place) != sent]
+        ((usual, *_), text), ((changed, *_), changed_text) = before, after
+        places = [place for place, sent in changed.items() if usual.get(place) != sent]
         wanted = SENT.get((address, field), value)
         for place in places:
-            assert carries(after.requests[0][place], wanted[place] if wanted is GUIDED else wanted)
-        return ", ".join([*places, *(["the gateway"] if before.text != after.text else [])])
+            assert carries(changed[place], wanted[place] if wanted is GUIDED else wanted)
+        return ", ".join([*places, *(["the gateway"] if text != changed_text else [])])
     if field not in NEUTRAL_OF_TEXTS:
         assert after is None
         return "400"
@@ -275,7 +260,7 @@ async def test_the_page_says_what_each_field_becomes(presets: list[Served]) -> N
         assert rows_under(PAGE, heading) == rows, f"{heading}:\n{lines}"
 
 
-async def test_the_openapi_document_has_the_accepted_values(api: Api) -> None:
+async def test_the_openapi_document_has_the_accepted_values(api: Served) -> None:
     document = (await api.client.get("/openapi.json")).json()
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["title"] == "write"

@@ -3,7 +3,7 @@
 import base64
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -50,12 +50,6 @@ MODELS = [replace(CONFIGS["vllm"], name="vllm"), replace(CONFIGS["tensorrt_llm_a
 SAID = [step(b"A cat", reason=b"stop", is_final=True)]
 
 
-@asynccontextmanager
-async def gateway(**more: Any) -> AsyncIterator[Served]:
-    async with served(FakeEngine.of(*MODELS, answers=SAID), CONFIG, **more) as found:
-        yield found
-
-
 api = gateway_fixture(CONFIG, *MODELS, answers=SAID)
 
 
@@ -94,12 +88,7 @@ async def test_vllm_gets_base64_and_a_marker_for_each_image_of_each_choice(api: 
         assert sent(api, index)["text_input"] == [b"<system>Be brief.<user>Compare <image> and <image>"]
 
 
-async def test_other_models_get_data_urls_with_the_media_type_or_bytes(api: Served) -> None:
-    api.engine.answers = [response(tensor("text_output", "BYTES", [b"A cat"]), is_final=True)]
-    messages = [user(image(data_url(GIF, "application/octet-stream")), image(data_url(PNG)))]
-    assert (await chat(api, *messages, model="api")).status_code == 200
-    assert sent(api)["image_url"] == [data_url(GIF, "image/gif").encode(), data_url(PNG).encode()]
-    assert sent(api)["text_input"] == [b"<user><image><image>"]
+async def test_a_model_of_one_image_gets_its_bytes(api: Served) -> None:
     api.engine.answers = [response(tensor("TEXT", "BYTES", [b"A cat"]), is_final=True)]
     assert (await chat(api, user(image(data_url(PNG))), model="bytes")).status_code == 200
     assert sent(api)["PICTURE"] == [PNG]
@@ -258,11 +247,12 @@ class TestDownloads:
 
     @pytest.fixture
     async def api(self, host: ImageHost) -> AsyncIterator[Served]:
-        async with gateway(downloads=self._downloads(host)) as found:
+        async with self._gateway(host) as found:
             yield found
 
-    def _downloads(self, host: ImageHost) -> ImageDownloads:
-        return ImageDownloads([f"http://localhost:{host.port}"], may_connect=lambda _ip: True)
+    def _gateway(self, host: ImageHost, **more: Any) -> AbstractAsyncContextManager[Served]:
+        downloads = ImageDownloads([f"http://localhost:{host.port}"], may_connect=lambda _ip: True)
+        return served(FakeEngine.of(*MODELS, answers=SAID), CONFIG, downloads=downloads, **more)
 
     def _image(self, host: ImageHost, path: str) -> dict[str, Any]:
         return image(f"http://localhost:{host.port}{path}")
@@ -293,7 +283,7 @@ class TestDownloads:
         assert "may have 100000 bytes" in answered.json()["error"]["message"]
 
     async def test_downloads_count_as_bytes_in_flight(self, host: ImageHost) -> None:
-        async with gateway(downloads=self._downloads(host), limits=Limits(64 * 1024, 100_020)) as api:
+        async with self._gateway(host, limits=Limits(64 * 1024, 100_020)) as api:
             refused = await chat(api, user(self._image(host, "/allowed")), model="small")
             assert refusal(refused)[:2] == (429, "too_many_requests")
             assert (await chat(api, user(self._image(host, "/a.png")), model="small")).status_code == 200

@@ -1,16 +1,23 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: the model's input and the answers, whole and as streams."""
+"""``/v1/completions`` and ``/v1/chat/completions``: the model's input and the answers, whole and as streams.
 
+``/v1/embeddings``: texts in batches or, with vLLM, one by one; vectors as numbers or as base64.
+"""
+
+import base64
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from app.core.errors import ModelError, UpstreamError
+from app.core.inference import InferenceResponse
 from app.llm.tokenizer import TokenCounter
+from tests.api.openai.conftest import EMBEDDER, EMBEDS, OF_EMBEDDINGS, ask, chunks, refusal, sampling, step
 from tests.api.openai.conftest import HELLO as WORDS
-from tests.api.openai.conftest import Api, ask, chunks, refusal, sampling, step
 from tests.pipelines.test_presets import LLM_API, VLLM
 from tests.pipelines.test_presets import answer as llm_api_answer
 from tests.toolkit.engine import FakeEngine
@@ -37,15 +44,15 @@ async def complete(api: Served, **body: Any) -> httpx.Response:
     return await api.client.post("/v1/completions", json={"model": "llama", "prompt": "Hi"} | body)
 
 
-async def write(api: Api, **body: Any) -> httpx.Response:
+async def write(api: Served, **body: Any) -> httpx.Response:
     return await complete(api, **{"model": "write", **body})
 
 
-async def chat(api: Api, **body: Any) -> httpx.Response:
+async def chat(api: Served, **body: Any) -> httpx.Response:
     return await ask(api, **{"model": "write", **body})
 
 
-def sent(api: Api) -> tuple[str, dict[str, Any]]:
+def sent(api: Served) -> tuple[str, dict[str, Any]]:
     """Returns the text and the parameters that the model received."""
     request = api.engine.requests[0]
     return request.inputs[0].array[0].decode(), dict(request.parameters)
@@ -55,7 +62,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
 
 class TestWhole:
-    async def test_a_completion(self, api: Api) -> None:
+    async def test_a_completion_and_its_chunks(self, api: Served) -> None:
         answer = (await write(api, prompt=["Hi"], max_tokens=9, temperature=0.5, top_p=0.9, seed=7)).json()
         assert answer.pop("id").startswith("cmpl-")
         assert answer.pop("created") > 1_700_000_000
@@ -66,19 +73,26 @@ class TestWhole:
             "usage": USAGE,
         }
         assert sent(api) == ("Hi", {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "seed": 7})
+        *events, done = chunks(await write(api, stream=True))
+        assert done == "[DONE]"
+        assert {event["object"] for event in events} == {"text_completion"}
+        assert len({event["id"] for event in events}) == 1
+        assert [event["choices"][0]["text"] for event in events] == ["Hel", "lo", " you", ""]
+        assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, None, "length"]
+        assert not any("usage" in event for event in events)
 
-    async def test_a_chat_whose_answer_is_accepted_as_a_message(self, api: Api) -> None:
+    async def test_a_chat_whose_answer_is_accepted_as_a_message(self, api: Served) -> None:
         parts = [{"type": "text", "text": each, "prompt_cache_breakpoint": {"mode": "explicit"}} for each in "ab"]
         messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts, "name": "A"}]
-        answer = (await chat(api, messages=messages, max_completion_tokens=9)).json()
+        answer = (await chat(api, messages=messages, max_tokens=60, max_completion_tokens=9)).json()
         assert (answer["id"][:9], answer["object"]) == ("chatcmpl-", "chat.completion")
         message = {"role": "assistant", "content": "Hello you", "refusal": None}
         assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
-        assert sent(api) == ("system: Be kind.\nuser: ab\n", {"max_tokens": 9})
+        assert sent(api) == ("system: Be kind.\nuser: ab\n", {"max_tokens": 9}), "max_completion_tokens comes first"
         again = [*messages, message | {"tool_calls": None}, {"role": "user", "content": "And?"}]
         assert (await chat(api, messages=again)).status_code == 200
 
-    async def test_own_field_names_and_no_declared_usage(self, api: Api) -> None:
+    async def test_own_field_names_and_no_declared_usage(self, api: Served) -> None:
         api.engine.answers = [response(tensor("ANSWER", "BYTES", [b"yes"]))]
         answer = (await write(api, model="echo", max_tokens=3)).json()
         assert answer["choices"][0]["text"] == "yes"
@@ -87,11 +101,11 @@ class TestWhole:
         *events, _done = chunks(await write(api, model="echo", stream=True, stream_options={"include_usage": True}))
         assert [event["usage"] for event in events] == [None] * len(events)
 
-    async def test_null_means_absent(self, api: Api) -> None:
+    async def test_null_means_absent(self, api: Served) -> None:
         nulls = dict.fromkeys(("stop", "seed", "stream", "stream_options", "user", "logprobs"))
         assert (await write(api, **nulls, presence_penalty=0.0)).status_code == 200
 
-    async def test_an_early_exit_is_an_empty_text(self, api: Api) -> None:
+    async def test_an_early_exit_is_an_empty_text(self, api: Served) -> None:
         api.engine.answers = [refused_by_model("EXIT")]
         answer = await write(api)
         assert answer.headers["x-early-exit"] == "nothing"
@@ -105,7 +119,7 @@ class TestWhole:
 
 
 class TestStop:
-    async def test_the_text_ends_before_stop_and_the_model_is_cancelled(self, api: Api) -> None:
+    async def test_the_text_ends_before_stop_and_the_model_is_cancelled(self, api: Served) -> None:
         answer = (await write(api, stop="lo")).json()
         assert answer["choices"][0]["text"] == "Hel"
         assert answer["choices"][0]["finish_reason"] == "stop"
@@ -113,8 +127,6 @@ class TestStop:
         await api.gateway.inference.cancellations.close()
         assert [request.model for request in api.engine.requests] == ["writer", "writer"]
         assert api.engine.requests[1].inputs[0].name == "CANCEL"
-
-    async def test_a_stream_ends_at_the_stop_text(self, api: Api) -> None:
         events = chunks(await write(api, stop=["o y"], stream=True))
         texts = [choice["text"] for event in events[:-1] for choice in event["choices"]]
         assert (texts, events[-1]) == (["Hel", "l", ""], "[DONE]")
@@ -127,16 +139,7 @@ class TestStop:
 
 
 class TestStream:
-    async def test_chunks_of_a_completion(self, api: Api) -> None:
-        *events, done = chunks(await write(api, stream=True))
-        assert done == "[DONE]"
-        assert {event["object"] for event in events} == {"text_completion"}
-        assert len({event["id"] for event in events}) == 1
-        assert [event["choices"][0]["text"] for event in events] == ["Hel", "lo", " you", ""]
-        assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, None, "length"]
-        assert not any("usage" in event for event in events)
-
-    async def test_chunks_of_a_chat_and_the_usage_in_the_last_one(self, api: Api) -> None:
+    async def test_chunks_of_a_chat_and_the_usage_in_the_last_one(self, api: Served) -> None:
         *events, last, done = chunks(await chat(api, stream=True, stream_options={"include_usage": True}))
         assert done == "[DONE]"
         assert {event["object"] for event in (*events, last)} == {"chat.completion.chunk"}
@@ -149,7 +152,7 @@ class TestStream:
         assert all(event["usage"] is None for event in events)
         assert (last["choices"], last["usage"]) == ([], USAGE)
 
-    async def test_an_error_has_a_status_or_is_the_last_event_after_a_text(self, api: Api) -> None:
+    async def test_an_error_has_a_status_or_is_the_last_event_after_a_text(self, api: Served) -> None:
         api.engine.answers = [ModelError("It failed.")]
         answer = await chat(api, stream=True)
         assert refusal(answer) == (502, "model_error", None)
@@ -159,11 +162,6 @@ class TestStream:
         assert first["choices"][0]["delta"]["content"] == "Hel"
         problem = {"message": "It failed.", "type": "server_error", "param": None, "code": "model_error"}
         assert last == {"error": problem}
-
-
-async def test_max_completion_tokens_precede_max_tokens(llama: Served) -> None:
-    assert (await ask(llama, max_tokens=100, max_completion_tokens=1)).status_code == 200
-    assert sampling(llama)["max_tokens"] == 1
 
 
 class TestSeveralChoices:
@@ -348,3 +346,147 @@ async def test_the_tokenizer_counts_the_reasoning() -> None:
     assert (message["reasoning"], message["content"]) == ("there Hi", "Hi")
     for usage in (answer["usage"], last["usage"]):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def vectors(*rows: Sequence[float]) -> Any:
+    return response(tensor("VECTOR", "FP32", rows), tensor("TOKENS", "INT32", [[3]] * len(rows)))
+
+
+async def embed(api: Served, **body: Any) -> httpx.Response:
+    return await api.client.post("/v1/embeddings", json={"model": "embed", "input": "a"} | body)
+
+
+async def test_an_embedding_of_one_text(api: Served) -> None:
+    api.engine.answers = [vectors([0.5, 1])]
+    assert (await embed(api)).json() == {
+        "object": "list",
+        "model": "embed",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}],
+    }
+    assert api.engine.requests[0].inputs[0].array.tolist() == [[b"a"]]
+
+
+async def test_texts_are_sent_in_batches_and_answered_in_order(api: Served) -> None:
+    api.engine.answers = [vectors([0, 0], [1, 0], [2, 0], [3, 0])]
+    texts = [f"text {index}" for index in range(8)]
+    answer = (await embed(api, input=texts, encoding_format="float")).json()
+    assert [(item["index"], item["embedding"][0]) for item in answer["data"]] == [
+        (index, index % 4) for index in range(8)
+    ]
+    sent = [request.inputs[0].array for request in api.engine.requests]
+    assert [array.shape for array in sent] == [(4, 1), (4, 1)]
+    assert [item.decode() for array in sent for item in array.flat] == texts
+    assert len({request.request_id for request in api.engine.requests}) == 2
+    assert answer["usage"]["total_tokens"] == 24
+
+
+async def test_base64_encodes_32_bit_floats(api: Served) -> None:
+    api.engine.answers = [vectors([0.1, -2])]
+    text = (await embed(api, encoding_format="base64", dimensions=2, **OF_EMBEDDINGS)).json()["data"][0]["embedding"]
+    assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == [np.float32(0.1), -2]
+
+
+async def test_a_failed_batch_fails_the_request(api: Served) -> None:
+    api.engine.answers = [ModelError("It failed.")]
+    assert refusal(await embed(api, input=["a", "b"])) == (502, "model_error", None)
+
+
+async def test_an_early_exit_is_an_empty_vector(api: Served) -> None:
+    api.engine.answers = [refused_by_model("EXIT")]
+    answer = await embed(api)
+    assert answer.headers["x-early-exit"] == "nothing"
+    assert answer.json()["data"] == [{"object": "embedding", "index": 0, "embedding": []}]
+
+
+@pytest.mark.parametrize("rows", [[[0, 0]], [[0, 0]] * 3, [[0, 0, 0]] * 2], ids=["too few", "too many", "too long"])
+async def test_a_wrong_shape_violates_the_contract(api: Served, rows: list[list[float]]) -> None:
+    api.engine.answers = [vectors(*rows)]
+    assert refusal(await embed(api, input=["a", "b"])) == (502, "contract_violation", None)
+
+
+@pytest.mark.parametrize(
+    ("texts", "vector", "tokens"),
+    [
+        (["a"], [0.5, 1], [3]),
+        (["a"], [[0.5, 1]], 3),
+        (["a"], [[[0.5, 1]]], [[[3]]]),
+        (["a", "b"], [[0.5, 1], [0.5, 1]], [3, 3]),
+        (["a", "b"], [[[0.5, 1], [0.5, 1]]], [[3], [3]]),
+    ],
+    ids=str,
+)
+async def test_dimensions_of_size_1_may_be_missing_or_extra(
+    api: Served, texts: list[str], vector: Any, tokens: Any
+) -> None:
+    api.engine.answers = [response(tensor("VECTOR", "FP64", vector), tensor("TOKENS", "INT64", tokens))]
+    answer = (await embed(api, input=texts)).json()
+    assert [each["embedding"] for each in answer["data"]] == [[0.5, 1.0]] * len(texts)
+    assert answer["usage"]["total_tokens"] == 3 * len(texts)
+
+
+LISTED = """
+pipelines:
+  embed:
+    model: embedder
+    inputs: {text: {tensor: TEXT, kind: text, enum: [a, b]}}
+    outputs: {embedding: {tensor: VECTOR}}
+    openai: {embeddings: {}}
+"""
+listed = gateway_fixture(LISTED, EMBEDDER, answers=[vectors([0, 0], [1, 0])])
+
+
+async def test_each_of_several_texts_must_fit_the_input(listed: Served) -> None:
+    assert (await embed(listed, input=["a", "b"])).status_code == 200
+    asked = len(listed.engine.requests)
+    for texts, param in ((["a", "c"], "input[1]"), (["c", "a"], "input[0]"), (["c"], "input")):
+        assert refusal(await embed(listed, input=texts)) == (400, "invalid_input", param)
+    assert len(listed.engine.requests) == asked
+
+
+EMBEDDING = "pipelines: {embed: {model: model, preset: vllm_embeddings, warmup: false}}"
+
+
+def vector(text: bytes) -> InferenceResponse:
+    return response(tensor("text_output", "BYTES", [text]), tensor("num_input_tokens", "UINT32", 3), is_final=True)
+
+
+vllm = gateway_fixture(EMBEDDING, EMBEDS, answers=[vector(b"[0.5, 1]")])
+
+
+def sent_to_vllm(vllm: Served) -> list[Any]:
+    requests = [{each.name: each.array for each in request.inputs} for request in vllm.engine.requests]
+    assert all(each["text_input"].item() == b"" for each in requests)
+    return [json.loads(each["embedding_request"].item()) for each in requests]
+
+
+async def test_a_text_is_a_request_to_vllm(vllm: Served) -> None:
+    answer = (await embed(vllm)).json()
+    assert (answer["data"][0]["embedding"], answer["usage"]["prompt_tokens"]) == ([0.5, 1.0], 3)
+    assert sent_to_vllm(vllm) == [{"input": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "items"),
+    [(["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), (["a", [4]], ["a", [4]])],
+)
+async def test_each_text_or_list_of_token_ids_is_a_request(vllm: Served, given: Any, items: list[Any]) -> None:
+    answer = (await embed(vllm, input=given, dimensions=2)).json()
+    assert len(answer["data"]) == len(items)
+    assert answer["usage"]["total_tokens"] == 3 * len(items)
+    expected = [{"input": each, "pooling_params": {"dimensions": [2]}} for each in items]
+    assert sorted(map(str, sent_to_vllm(vllm))) == sorted(map(str, expected))
+
+
+@pytest.mark.parametrize("text", [b"{}", b"null", b"5", b'["a"]', b"[[1]]", b"no JSON"])
+async def test_an_answer_that_is_no_vector_is_an_error(vllm: Served, text: bytes) -> None:
+    vllm.engine.answers = [vector(text)]
+    assert refusal(await embed(vllm))[:2] == (502, "contract_violation")
+
+
+async def test_a_length_that_the_model_cannot_make_is_the_callers_error(vllm: Served) -> None:
+    message = "Error generating stream: Model only supports [256] matryoshka dimensions"
+    error = ModelError("Model 'model' failed.")
+    error.upstream = UpstreamError(None, message)
+    vllm.engine.answers = [error]
+    assert refusal(await embed(vllm, dimensions=2)) == (400, "invalid_input", "dimensions")

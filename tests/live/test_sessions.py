@@ -550,16 +550,6 @@ async def test_the_end_of_a_websocket_frees_the_place_of_its_session(gateway: Ga
         assert (client.close_code, client.close_reason) == (4404, "unknown_session")
 
 
-async def test_a_step_goes_on_when_its_client_leaves(gateway: GatewayProcess) -> None:
-    before = gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost")
-    client = await opened(gateway, "int32_oldest")
-    await client.send(json.dumps(body_of(1, sleep_s=0.5)))
-    await until(lambda: gateway.metric("requests_running") == 1)
-    client.transport.abort()
-    await until(lambda: gateway.metric("open_sessions") == gateway.metric("requests_running") == 0)
-    assert gateway.metric("sessions_total", pipeline="int32_oldest", reason="lost") == before
-
-
 def kill_below_a_stream(session: Caller, triton: EmbeddedTriton) -> int:
     with session.client.stream("POST", f"{session.url}/stream", json=body_of(5, 1000, 0.1)) as answer:
         events = events_in(answer.iter_lines())

@@ -15,7 +15,7 @@ import pytest
 from tests.console import files
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.events import Event, read_stream
-from tests.toolkit.processes import GatewayProcess, embedded, running_gateway
+from tests.toolkit.processes import ROOT, GatewayProcess, embedded, running_gateway
 from tests.toolkit.waiting import eventually
 
 MODELS = (
@@ -27,7 +27,6 @@ MODELS = (
 PIPELINES = ("ocr", "insights", "insights_bls", "write", "scripted")
 INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}
 WRITE = {"prompt": "The sea", "max_tokens": 3}
-EXPLAIN = {"X-Explain": "1"}
 TRIES, WAIT_S = 6, 10.0
 """A request is sent again without its spans: Triton 2.51 loses 1 to 2 % of all traces."""
 ROUNDING_MS = 0.01
@@ -140,32 +139,20 @@ def test_the_span_of_a_stream_ends_with_the_stream(client: httpx.Client, collect
 
 
 def run(client: httpx.Client, pipeline: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The explanation of a request to the pipeline."""
-    return explained(client, lambda headers: client.post(f"/v1/pipelines/{pipeline}", headers=headers, **body))
-
-
-def explained(client: httpx.Client, send: Callable[[dict[str, str]], object]) -> dict[str, Any]:
-    """The complete explanation."""
+    """The complete explanation of a request to the pipeline. Waits for the spans."""
     for _ in range(TRIES):
-        request_id = secrets.token_hex(8)
-        send(EXPLAIN | {"X-Request-ID": request_id})
-        found = explanation(client, request_id)
+        request_id, ends = secrets.token_hex(8), time.monotonic() + WAIT_S
+        client.post(f"/v1/pipelines/{pipeline}", headers={"X-Explain": "1", "X-Request-ID": request_id}, **body)
+        while True:
+            asked = client.get(f"/v1/requests/{request_id}/explain")
+            assert asked.status_code == 200, asked.text
+            if asked.json()["is_complete"] or time.monotonic() > ends:
+                break
+            time.sleep(0.05)
+        found = files.explained(asked.json(), client.get(f"/v1/pipelines/{pipeline}").json()["graph"])
         if found["is_complete"]:
             break
     return found
-
-
-def explanation(client: httpx.Client, request_id: str) -> dict[str, Any]:
-    """Waits for the spans."""
-    ends = time.monotonic() + WAIT_S
-    while True:
-        asked = client.get(f"/v1/requests/{request_id}/explain")
-        assert asked.status_code == 200, asked.text
-        found: dict[str, Any] = asked.json()
-        if found["is_complete"] or time.monotonic() > ends:
-            described = client.get(f"/v1/pipelines/{found['pipeline']}")
-            return files.explained(found, described.json()["graph"])
-        time.sleep(0.05)
 
 
 def check_sums(found: dict[str, Any]) -> None:
@@ -194,12 +181,8 @@ def states(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {span["name"]: (span["kind"], span["state"]) for span in found["spans"]}
 
 
-def image(root: Path, name: str) -> dict[str, Any]:
-    return {"files": {"image": (root / "samples" / name).read_bytes()}}
-
-
-def test_the_steps_of_a_chain_follow_each_other(client: httpx.Client, pytestconfig: pytest.Config) -> None:
-    found = run(client, "ocr", image(pytestconfig.rootpath, "sign.png"))
+def test_the_steps_of_a_chain_follow_each_other(client: httpx.Client) -> None:
+    found = run(client, "ocr", {"files": {"image": (ROOT / "samples" / "sign.png").read_bytes()}})
     check_sums(found)
     assert states(found) == {
         "ocr_ensemble": ("ensemble", "ok"),
@@ -215,7 +198,7 @@ def test_the_steps_of_a_chain_follow_each_other(client: httpx.Client, pytestconf
     assert worked_ms <= ensemble["duration_ms"] + ROUNDING_MS
     assert (found["pipeline"], found["status"], found["steps_not_run"]) == ("ocr", 200, [])
 
-    found = run(client, "ocr", image(pytestconfig.rootpath, "blank.png"))
+    found = run(client, "ocr", {"files": {"image": (ROOT / "samples" / "blank.png").read_bytes()}})
     check_sums(found)
     ends = (found["outcome"], found["early_exit"], found["steps_not_run"])
     assert ends == ("early_exit", "no_text", ["text_recognize"])
@@ -243,22 +226,6 @@ def test_steps_that_run_together_and_models_that_a_script_calls_have_one_parent(
         assert child["parent"] == script["id"]
         assert script["start_ms"] <= child["start_ms"]
         assert end_of(child) <= end_of(script) + ROUNDING_MS
-
-
-def test_a_stream_has_a_span_for_each_output_of_a_step(client: httpx.Client) -> None:
-    outputs = []
-
-    def read(headers: dict[str, str]) -> None:
-        events = read_stream(client, "write", WRITE, headers=headers)
-        assert events[-1].name == "done"
-        outputs.append(events[-1].data["outputs"])
-
-    found = explained(client, read)
-    check_sums(found)
-    runs = [span["name"] for span in found["spans"]]
-    assert runs.count("tokens_generate") == 1
-    assert runs.count("text_detokenize") >= outputs[-1]
-    assert any("'tokens_generate' is decoupled" in note for note in found["notes"])
 
 
 def test_gateway_and_models_log_tensors_under_the_same_id_without_values(

@@ -18,8 +18,7 @@ from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.toolkit.environments import locked_environment
-from tests.toolkit.executions import executions
-from tests.toolkit.processes import GatewayProcess
+from tests.toolkit.processes import GatewayProcess, executions
 from tests.toolkit.programs import output_of
 from tests.toolkit.waiting import eventually
 

@@ -6,7 +6,6 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -14,9 +13,9 @@ import yaml
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.client import dechunked
-from tests.toolkit.connections import post
+from tests.toolkit.connections import dialed, post
 from tests.toolkit.events import Event, checked, parsed
-from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, live_triton, scripted_models
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, linked_models, live_triton
 
 KIB = 1024
 GATEWAY_GROWTH = 4 * KIB * KIB
@@ -31,16 +30,12 @@ ALL_BYTES_PER_S = 32_000_000
 PATH = "/v1/pipelines/scripted_patient/stream"
 
 
-triton = live_triton(scripted_models)  # cancelling streams at full rate can crash Triton 2.51
+triton = live_triton(linked_models)  # cancelling streams at full rate can crash Triton 2.51
 
 
 def request_stream(gateway: GatewayProcess, **script: Any) -> socket.socket:
     """Requests a stream over a connection with a small window."""
-    address = urlsplit(gateway.url)
-    connection = socket.socket()
-    connection.settimeout(20)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
-    connection.connect((address.hostname, address.port))
+    connection = dialed(gateway, receive_bytes=16 * KIB)
     connection.sendall(post(PATH, {"script": json.dumps(script)}, "Connection: close"))
     return connection
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -16,8 +17,7 @@ import pytest
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.shared_memory.regions import LARGE_BYTES
 from tests.toolkit.connections import Connection, dialed, get, post, received, rest
-from tests.toolkit.executions import check_usually_below, settled_executions
-from tests.toolkit.processes import LIVE, GatewayProcess, live_gateway, live_triton, scripted_models
+from tests.toolkit.processes import GatewayProcess, linked_models, live_gateway, live_triton, settled_executions
 from tests.toolkit.waiting import eventually
 
 
@@ -56,8 +56,14 @@ async def test_a_disconnect_cancels_the_request_of_the_model(
 
 
 def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:
-    """Without the hook, Triton computes all 500 tokens. The bound is half of them."""
-    check_usually_below(251, lambda: asyncio.run(_tokens_after_a_disconnect(gateway, triton)))
+    """Without the hook, Triton computes all 500 tokens. The bound is half of them.
+
+    Another program can delay a cancellation on its way to Triton, but not most of them.
+    """
+    tokens = [asyncio.run(_tokens_after_a_disconnect(gateway, triton))]
+    if tokens[0] > 250:
+        tokens += [asyncio.run(_tokens_after_a_disconnect(gateway, triton)) for _ in range(4)]
+    assert median(tokens) <= 250, tokens
 
 
 async def _tokens_after_a_disconnect(gateway: GatewayProcess, triton: EmbeddedTriton) -> float:
@@ -75,12 +81,6 @@ async def _tokens_after_a_disconnect(gateway: GatewayProcess, triton: EmbeddedTr
 CLIENTS = 8
 SHORTEST_S, LONGEST_S = 0.001, 0.1
 MIB = 1024 * 1024
-
-
-def write_models(repository: Path) -> None:
-    scripted_models(repository)
-    for name in ("ocr_bls", "text_detect", "text_recognize"):
-        (repository / name).symlink_to(LIVE.parents[1] / "triton_models" / name)
 
 
 CONFIG = """
@@ -101,7 +101,8 @@ pipelines:
     stream: true
 oip: {models: [scripted_stream]}
 """
-own_triton = live_triton(write_models)  # not started again: the last test kills it
+MODELS = ("scripted_stream", "ocr_bls", "text_detect", "text_recognize")
+own_triton = live_triton(lambda folder: linked_models(folder, MODELS))  # not started again: the last test kills it
 own_gateway = live_gateway(CONFIG, "own_triton", drain_s="1", shared_memory_bytes=str(256 * MIB))
 
 

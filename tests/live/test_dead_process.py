@@ -20,9 +20,9 @@ from tests.toolkit.processes import (
     LIVE,
     GatewayProcess,
     configured_gateway,
+    linked_models,
     live_triton,
     running_gateway,
-    scripted_models,
     wait_until_ready,
 )
 from tests.toolkit.waiting import PATIENCE_S, eventually, repeated
@@ -49,7 +49,7 @@ pipelines:
 """
 
 
-own_triton = live_triton(scripted_models, restarts=True, first_restart_s=0.2)
+own_triton = live_triton(linked_models, restarts=True, first_restart_s=0.2)
 
 
 def processes_of(triton: int | None, model: str) -> list[int]:

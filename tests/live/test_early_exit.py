@@ -13,8 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.events import read_stream
-from tests.toolkit.executions import settled_executions
-from tests.toolkit.processes import ROOT, GatewayProcess, embedded, live_gateway, running_gateway
+from tests.toolkit.processes import ROOT, GatewayProcess, embedded, live_gateway, running_gateway, settled_executions
 
 EARLY_EXIT_KEY = "the key of tests"
 """The key of the scripted models' signatures, unless the environment of Triton sets another key."""
@@ -31,12 +30,8 @@ STREAMED = ("scripted_stream", "stream_chain", "stream_nested")
 EMPTY = {"text": None, "numbers": []}
 
 
-def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
-    """Returns the scripted pipelines and the OCR pipelines of ``reference``, with longer timeouts.
-
-    Args:
-        reference: the pipelines of the reference ``gateway.yaml``.
-    """
+def pipelines() -> dict[str, Any]:
+    """Returns the scripted pipelines, and the OCR pipelines of the reference, with longer timeouts."""
     inputs = {"script": {"tensor": "SCRIPT", "kind": "text"}}
     text = {"tensor": "TEXT", "kind": "text"}
     unary = {"outputs": {"text": text, "numbers": {"tensor": "NUMBERS"}}, "stream": True}
@@ -45,6 +40,7 @@ def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
     streamed["early_exit"] = rules("any", text="TEXT", list_="TOKEN_ID")
     by_model = dict.fromkeys(UNARY, unary) | dict.fromkeys(STREAMED, streamed)
     scripted = {name: {"model": name, "inputs": inputs, "timeout_s": 20, **spec} for name, spec in by_model.items()}
+    reference = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
     ocr = {name: reference[name] | {"timeout_s": 60} for name in ("ocr", "ocr_bls")}
     return scripted | {name: {key: spec[key] for key in spec if key != "sample"} for name, spec in ocr.items()}
 
@@ -59,8 +55,7 @@ def rules(code: str, *, text: str, list_: str) -> list[dict[str, Any]]:
     ]
 
 
-REFERENCE = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
-gateway = live_gateway(pipelines(REFERENCE), early_exit_key=EARLY_EXIT_KEY, drain_s="2")
+gateway = live_gateway(pipelines(), early_exit_key=EARLY_EXIT_KEY, drain_s="2")
 
 
 def ask(client: httpx.Client, pipeline: str, **fields: Any) -> httpx.Response:

@@ -7,7 +7,6 @@ import json
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +43,12 @@ def behind(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> 
         yield gateway
 
 
-@dataclass(frozen=True)
-class Proxies:
-    """Clients of one nginx; httpx accepts gzip by default."""
-
-    plain: httpx.Client
-    documented: httpx.Client
-    without_gateway: httpx.Client
-    """The documented server, whose gateway does not run."""
+Proxies = dict[str, httpx.Client]
 
 
 @pytest.fixture(scope="module")
 def proxies(behind: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[Proxies]:
+    """A client of each server of one nginx; httpx accepts gzip by default. The last server has no gateway."""
     folder, ports = tmp_path_factory.mktemp("nginx"), free_ports(4)
     authority = Authority(folder)
     servers = [
@@ -63,22 +56,18 @@ def proxies(behind: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, re
         documented_server(ports[1], behind.url, authority),
         documented_server(ports[2], f"http://127.0.0.1:{ports[3]}", authority),
     ]
+    urls = {"plain": f"http://127.0.0.1:{ports[0]}", "documented": f"https://127.0.0.1:{ports[1]}"}
+    urls["without gateway"] = f"https://127.0.0.1:{ports[2]}"
+    options: Any = {"timeout": 30, "http2": True, "verify": ssl.create_default_context(cafile=authority.path)}
     with running_nginx(folder, require, ports[0], "\n".join(servers)), ExitStack() as stack:
-        plain = [httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=30)]
-        tls = ssl.create_default_context(cafile=authority.path)
-        secure = [
-            httpx.Client(base_url=f"https://127.0.0.1:{port}", timeout=30, http2=True, verify=tls)
-            for port in ports[1:3]
-        ]
-        yield Proxies(*[stack.enter_context(each) for each in plain + secure])
+        yield {name: stack.enter_context(httpx.Client(base_url=url, **options)) for name, url in urls.items()}
 
 
 @pytest.mark.parametrize(("server", "version"), [("plain", "HTTP/1.1"), ("documented", "HTTP/2")])
 def test_events_arrive_as_the_model_sends_them(
     proxies: Proxies, behind: GatewayProcess, server: str, version: str
 ) -> None:
-    client: httpx.Client = getattr(proxies, server)
-    with client.stream("POST", STREAM, json=script(outputs=20, interval_s=0.3)) as answer:
+    with proxies[server].stream("POST", STREAM, json=script(outputs=20, interval_s=0.3)) as answer:
         assert (answer.http_version, answer.status_code) == (version, 200)
         events = events_in(lines_of(answer))
         assert [next(events).name for _ in range(3)] == ["output"] * 3
@@ -95,27 +84,27 @@ def test_events_arrive_as_the_model_sends_them(
 def test_a_disconnect_from_the_proxy_cancels_the_request(proxies: Proxies, tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     body = script(outputs=1000, interval_s=0.05, notice=str(notice))
-    with proxies.plain.stream("POST", STREAM, json=body) as answer:
+    with proxies["plain"].stream("POST", STREAM, json=body) as answer:
         next(events_in(lines_of(answer)))
     eventually(lambda: notice.exists() and bool(notice.read_text()))
 
 
-class TestDocumentedServer:
-    def test_a_large_body_reaches_the_gateway_which_refuses_one_above_its_limit(self, proxies: Proxies) -> None:
-        answer = proxies.documented.post("/v1/pipelines/ocr", files={"image": PNG + bytes(6 << 20)})
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
-        answer = proxies.documented.post("/v1/pipelines/ocr", files={"image": bytes(60 << 20)}, headers=ORIGIN)
-        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
-        assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
+def test_a_large_body_reaches_the_gateway_which_refuses_one_above_its_limit(proxies: Proxies) -> None:
+    answer = proxies["documented"].post("/v1/pipelines/ocr", files={"image": PNG + bytes(6 << 20)})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    answer = proxies["documented"].post("/v1/pipelines/ocr", files={"image": bytes(60 << 20)}, headers=ORIGIN)
+    assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+    assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
 
-    def test_errors_of_nginx_itself_can_be_read_by_a_page(self, proxies: Proxies) -> None:
-        too_large = proxies.documented.post("/v1/pipelines/ocr", headers={"Content-Length": str(65 << 20)})
-        no_gateway = proxies.without_gateway.get("/v1/pipelines")
-        for answer, status in ((too_large, 413), (no_gateway, 502)):
-            assert (answer.status_code, answer.json()["status"]) == (status, status)
-            assert answer.json()["code"] == "proxy_error"
-            assert answer.headers["content-type"] == "application/problem+json"
-            assert answer.headers["access-control-allow-origin"] == "*"
+
+def test_errors_of_nginx_itself_can_be_read_by_a_page(proxies: Proxies) -> None:
+    too_large = proxies["documented"].post("/v1/pipelines/ocr", headers={"Content-Length": str(65 << 20)})
+    no_gateway = proxies["without gateway"].get("/v1/pipelines")
+    for answer, status in ((too_large, 413), (no_gateway, 502)):
+        assert (answer.status_code, answer.json()["status"]) == (status, status)
+        assert answer.json()["code"] == "proxy_error"
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["access-control-allow-origin"] == "*"
 
 
 REMOTE = """
@@ -135,29 +124,27 @@ server {{
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("remote"))
-
-
-@pytest.fixture(scope="module")
-def remote(triton: EmbeddedTriton, authority: Authority, require: Require) -> Iterator[str]:
+def remote(
+    triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory, require: Require
+) -> Iterator[tuple[str, Authority]]:
     """The address of the session's Triton behind nginx, which requires a client certificate and a token."""
-    folder, (port,) = authority.folder, free_ports(1)
-    server = authority.issue("localhost")
+    folder, (port,) = tmp_path_factory.mktemp("remote"), free_ports(1)
+    server = (authority := Authority(folder)).issue("localhost")
     server.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
     server.private_key_pem.write_to_path(str(folder / "server.key"))
     with running_nginx(folder, require, port, REMOTE.format(folder=folder, port=port, triton=triton.grpc_url)):
-        yield f"localhost:{port}"
+        yield f"localhost:{port}", authority
 
 
 @pytest.mark.parametrize("kind", ["asyncio", pytest.param("grpcio", marks=pytest.mark.full)])
 def test_triton_behind_nginx_gets_calls_streams_and_a_changed_token(
-    remote: str, kind: Kind, authority: Authority, start_gateway: StartGateway
+    remote: tuple[str, Authority], kind: Kind, start_gateway: StartGateway
 ) -> None:
+    address, authority = remote
     token, tls = authority.folder / "token", authority.files("gateway.example")
     token.write_text("secret-1\n")
     gateway = start_gateway(
-        triton_url=remote,
+        triton_url=address,
         grpc=kind,
         config=config_with(authority.folder, ["embed", "write"]),
         triton_ca=str(tls.authorities),

@@ -350,59 +350,32 @@ def test_a_decoupled_model_answers_with_one_response(both: Both, tmp_path: Path)
     assert both.gateway.post(path, content=script(outputs=0)).status_code == 400
 
 
-DATATYPES = [name for name in DTYPE_BY_DATATYPE if name != "BF16"]
+DTYPES = {name: dtype for name, dtype in DTYPE_BY_DATATYPE.items() if name != "BF16"}
 """The client does not support BF16 arrays of numpy."""
-
-
-@pytest.fixture(scope="module")
-def ours(gateway: GatewayProcess) -> Iterator[Any]:
-    with http.InferenceServerClient(urlsplit(gateway.url).netloc) as connected:
-        yield connected
-
-
-@pytest.fixture(scope="module")
-def theirs(triton: EmbeddedTriton) -> Iterator[Any]:
-    with http.InferenceServerClient(urlsplit(triton.http_url).netloc) as connected:
-        yield connected
-
-
-def array_of(datatype: str) -> Any:
-    if datatype == "BYTES":
-        return np.array([[b"a", "zw\u00f6lf".encode()]], dtype=np.object_)
-    return np.array([[1, 0]], DTYPE_BY_DATATYPE[datatype])
-
-
-def request_for(datatype: str, *, binary_in: bool, binary_out: bool) -> tuple[list[Any], list[Any]]:
-    """Returns the inputs and the requested outputs of a request to ``typed_echo``."""
-    array = array_of(datatype)
-    tensor = http.InferInput(datatype, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array, binary_data=binary_in)
-    return [tensor], [http.InferRequestedOutput(f"{datatype}_OUT", binary_data=binary_out)]
-
-
-def is_echo(answer: Any, datatype: str) -> bool:
-    """A text in JSON comes back as a text, one in bytes as bytes."""
-    sent, found = array_of(datatype), answer.as_numpy(f"{datatype}_OUT")
-    if datatype == "BYTES":
-        found = np.array([[each.encode() if isinstance(each, str) else each for each in found.flat]], np.object_)
-    return bool(found.dtype == sent.dtype and np.array_equal(found, sent))
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
 async def test_every_datatype(gateway: GatewayProcess, compression: str | None) -> None:
     ways = {"request_compression_algorithm": compression, "response_compression_algorithm": compression}
     async with aio.InferenceServerClient(urlsplit(gateway.url).netloc) as connected:
-        for datatype, binary_in, binary_out in product(DATATYPES, (True, False), (True, False)):
+        for datatype, binary_in, binary_out in product(DTYPES, (True, False), (True, False)):
             if datatype == "FP16" and not (binary_in and binary_out):
                 continue  # the client rejects FP16 in JSON
-            inputs, outputs = request_for(datatype, binary_in=binary_in, binary_out=binary_out)
-            answer = await connected.infer("typed_echo", inputs, outputs=outputs, request_id="7", **ways)
-            assert is_echo(answer, datatype)
+            sent = np.array([[b"a", "zw\u00f6lf".encode()] if datatype == "BYTES" else [1, 0]], DTYPES[datatype])
+            tensor = http.InferInput(datatype, list(sent.shape), datatype)
+            tensor.set_data_from_numpy(sent, binary_data=binary_in)
+            outputs = [http.InferRequestedOutput(f"{datatype}_OUT", binary_data=binary_out)]
+            answer = await connected.infer("typed_echo", [tensor], outputs=outputs, request_id="7", **ways)
+            found = answer.as_numpy(f"{datatype}_OUT")
+            if datatype == "BYTES":  # a text in JSON comes back as a text, one in bytes as bytes
+                texts = [each.encode() if isinstance(each, str) else each for each in found.flat]
+                found = np.array([texts], np.object_)
+            assert (found.dtype, found.tolist()) == (sent.dtype, sent.tolist())
             assert answer.get_response()["id"] == "7"
         assert await connected.is_model_ready("typed_echo", "1")
 
 
-def test_classes_parameters_and_priorities(ours: Any, theirs: Any) -> None:
+def test_classes_parameters_and_metadata_calls_of_the_client(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:
     tensor = http.InferInput("X", [1, 3], "FP32")
     tensor.set_data_from_numpy(np.array([[1, 3, 2]], np.float32))
     outputs = [http.InferRequestedOutput("Y", class_count=2)]
@@ -414,19 +387,18 @@ def test_classes_parameters_and_priorities(ours: Any, theirs: Any) -> None:
         "sequence_start": True,
         "parameters": {"own": "x"},
     }
-    for each in (ours, theirs):
-        answer = each.infer("batched_echo", [tensor], **options)
-        assert answer.as_numpy("Y").tolist() == [[b"3.000000:1:dog", b"2.000000:2:fox"]]
-
-
-def test_metadata_calls_of_the_client(ours: Any, theirs: Any) -> None:
-    assert ours.is_server_live()
-    assert ours.is_server_ready()
-    assert ours.is_model_ready("typed_echo")
-    assert not ours.is_model_ready("nope")
-    assert ours.get_server_metadata()["name"] == "triton-gateway"
-    for model in ("typed_echo", "scripted_chain"):
-        assert ours.get_model_metadata(model) == theirs.get_model_metadata(model)
-        assert ours.get_model_config(model, "1")["input"] == theirs.get_model_config(model, "1")["input"]
-    assert ours.get_inference_statistics("scripted_tail") == theirs.get_inference_statistics("scripted_tail")
-    assert {"name": "typed_echo", "version": "1", "state": "READY"} in ours.get_model_repository_index()
+    urls = [urlsplit(url).netloc for url in (gateway.url, triton.http_url)]
+    with http.InferenceServerClient(urls[0]) as ours, http.InferenceServerClient(urls[1]) as theirs:
+        for each in (ours, theirs):
+            answer = each.infer("batched_echo", [tensor], **options)
+            assert answer.as_numpy("Y").tolist() == [[b"3.000000:1:dog", b"2.000000:2:fox"]]
+        assert ours.is_server_live()
+        assert ours.is_server_ready()
+        assert ours.is_model_ready("typed_echo")
+        assert not ours.is_model_ready("nope")
+        assert ours.get_server_metadata()["name"] == "triton-gateway"
+        for model in ("typed_echo", "scripted_chain"):
+            assert ours.get_model_metadata(model) == theirs.get_model_metadata(model)
+            assert ours.get_model_config(model, "1")["input"] == theirs.get_model_config(model, "1")["input"]
+        assert ours.get_inference_statistics("scripted_tail") == theirs.get_inference_statistics("scripted_tail")
+        assert {"name": "typed_echo", "version": "1", "state": "READY"} in ours.get_model_repository_index()

@@ -2,14 +2,13 @@
 
 import asyncio
 import base64
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
-from tests.toolkit.executions import executions, settled_executions
+from tests.toolkit.processes import ROOT, executions, settled_executions
 from tests.toolkit.waiting import eventually
 
 WITH_BOTH_HEADS = ["insights", "insights_direct", "insights_bls"]
@@ -93,13 +92,9 @@ def test_a_bls_model_rejects_a_parameter_that_it_cannot_forward(client: httpx.Cl
 LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
 
 
-@pytest.fixture(scope="module")
-def sign(pytestconfig: pytest.Config) -> bytes:
-    return (Path(pytestconfig.rootpath) / "samples" / "sign.png").read_bytes()
-
-
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-def test_text_is_read_from_a_file_part_and_base64(client: httpx.Client, pipeline: str, sign: bytes) -> None:
+def test_text_is_read_from_a_file_part_and_base64(client: httpx.Client, pipeline: str) -> None:
+    sign = (ROOT / "samples" / "sign.png").read_bytes()
     answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign})
     assert answer.status_code == 200
     assert answer.json()["texts"] == LINES

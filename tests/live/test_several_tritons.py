@@ -12,7 +12,7 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
-from tests.toolkit.processes import GatewayProcess, running_gateway, running_triton, scripted_models
+from tests.toolkit.processes import GatewayProcess, linked_models, running_gateway, running_triton
 from tests.toolkit.waiting import eventually, repeated
 
 CONFIG = """
@@ -30,7 +30,7 @@ pipelines:
 @pytest.fixture
 def tritons(tmp_path: Path, models_venv: Path) -> Iterator[list[EmbeddedTriton]]:
     """Two Tritons on two addresses with the same ports. A killed Triton restarts."""
-    repository = scripted_models(tmp_path / "repository")
+    repository = linked_models(tmp_path / "repository")
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         ports = Ports.free("127.0.0.2")
         options = [

@@ -119,14 +119,6 @@ def cut(audio: bytes, size: int = 3_200) -> list[bytes]:
     return [audio[start : start + size] for start in range(0, len(audio), size)]
 
 
-def cut_at_random(audio: bytes, seed: int) -> list[bytes]:
-    """Steps of 0 to 0.3 s, which may end inside a sample."""
-    chance, ends = random.Random(seed), [0]
-    while ends[-1] < len(audio):
-        ends.append(ends[-1] + chance.randrange(9_600))
-    return [audio[start:end] for start, end in itertools.pairwise(ends)]
-
-
 def text_of(answer: Answer) -> str:
     return answer["TEXT"].item().decode()
 
@@ -169,8 +161,11 @@ def test_partial_text_grows_and_becomes_text(client: InferenceServerClient, spok
 
 
 def test_sizes_of_steps_do_not_matter(client: InferenceServerClient, spoken: bytes) -> None:
-    expected = Sequence(client, "listen").steps([spoken])
-    answers = Sequence(client, "listen").steps(cut_at_random(spoken, 1))
+    """Steps of 0 to 0.3 s may end inside a sample."""
+    expected, chance, ends = Sequence(client, "listen").steps([spoken]), random.Random(1), [0]
+    while ends[-1] < len(spoken):
+        ends.append(ends[-1] + chance.randrange(9_600))
+    answers = Sequence(client, "listen").steps(spoken[start:end] for start, end in itertools.pairwise(ends))
     probabilities, segments = whole(answers)
     assert probabilities == pytest.approx(whole(expected)[0], abs=1e-4)
     assert segments == whole(expected)[1]

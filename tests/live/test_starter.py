@@ -16,16 +16,10 @@ from tests.docs.pages import ROOT
 from tests.docs.walkthrough import Reader, blocks_after
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("starter") / "models"
-    assert main(["init", str(folder)]) == 0
-    return folder
-
-
 @pytest.mark.full
-async def test_standalone_triton_works_as_documented(models: Path, models_venv: Path, tmp_path: Path) -> None:
-    ports = Ports.free()
+async def test_standalone_triton_works_as_documented(models_venv: Path, tmp_path: Path) -> None:
+    models, ports = tmp_path / "models", Ports.free()
+    assert await asyncio.to_thread(main, ["init", str(models)]) == 0
     running = asyncio.create_task(run_triton(Settings(embedded_repository=models, embedded_venv=models_venv), ports))
     url = f"http://127.0.0.1:{ports.http}/v2/models/text_report/ready"
     async with httpx.AsyncClient() as client, asyncio.timeout(60):

@@ -42,9 +42,14 @@ def get(path: str, *headers: str) -> bytes:
     return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
-def dialed(gateway: GatewayProcess, timeout_s: float = 20.0) -> socket.socket:
-    address = urlsplit(gateway.url)
-    return socket.create_connection((address.hostname, address.port), timeout_s)
+def dialed(gateway: GatewayProcess, timeout_s: float = 20.0, receive_bytes: int | None = None) -> socket.socket:
+    """``receive_bytes``: makes the window of the connection small."""
+    address, connection = urlsplit(gateway.url), socket.socket()
+    connection.settimeout(timeout_s)
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.connect((address.hostname, address.port))
+    return connection
 
 
 def received(connection: socket.socket, until: bytes) -> bytes:

@@ -33,10 +33,6 @@ class ForkedGateway:
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
     def poll(self) -> int | None:
         return self._process.exitcode
 

@@ -24,7 +24,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from app.triton.repository import served_repository
 from tests.toolkit.forked_gateway import SERVE, ForkedGateway
-from tests.toolkit.waiting import loop_in_a_thread
+from tests.toolkit.waiting import eventually, loop_in_a_thread
 
 LIVE = Path(__file__).parents[1] / "live"
 ROOT = LIVE.parents[1]
@@ -91,11 +91,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
     return folder
 
 
-def scripted_models(folder: Path) -> Path:
-    """Creates a repository with links to scripted models only."""
+def linked_models(folder: Path, names: Iterable[str] = ("scripted", "scripted_large", "scripted_stream")) -> Path:
+    """Creates a repository with links to some of the reference models and scripted models."""
     folder.mkdir(exist_ok=True)
-    for name in ("scripted", "scripted_large", "scripted_stream"):
-        (folder / name).symlink_to(LIVE / "models" / name)
+    for name in names:
+        source = LIVE / "models" / name
+        (folder / name).symlink_to(source if source.exists() else ROOT / "triton_models" / name)
     return folder
 
 
@@ -220,14 +221,9 @@ def configured_gateway(
 
 def embedded(folder: Path, models_venv: Path, models: Iterable[str], pipelines: Iterable[str]) -> dict[str, str]:
     """The settings of a gateway with its own Triton, for some of the reference models and scripted models."""
-    repository = folder / "models"
-    repository.mkdir()
-    for name in models:
-        source = LIVE / "models" / name
-        (repository / name).symlink_to(source if source.exists() else ROOT / "triton_models" / name)
     return {
         "embedded": "true",
-        "embedded_repository": str(repository),
+        "embedded_repository": str(linked_models(folder / "models", models)),
         "embedded_venv": str(models_venv),
         "config": config_with(folder, pipelines),
     }
@@ -304,3 +300,24 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
     """A client of the session's gateway, or of the gateway of the module."""
     with httpx.Client(base_url=gateway.url, timeout=60) as session:
         yield session
+
+
+def executions(triton: EmbeddedTriton, model: str) -> int:
+    """Returns the count of a model, over all its versions. Fails for a model that the page does not have."""
+    metric, lines = f'nv_inference_exec_count{{model="{model}"', httpx.get(str(triton.metrics_url)).text.splitlines()
+    counts = [int(line.rpartition(" ")[2]) for line in lines if line.startswith(metric)]
+    assert counts, f"Triton's page has no count of {model}"
+    return sum(counts)
+
+
+def settled_executions(triton: EmbeddedTriton, model: str) -> int:
+    """Returns the count when it has not changed for 0.3 s: Triton counts a request a moment after its answer."""
+    counts = [executions(triton, model)]
+
+    def is_settled() -> bool:
+        time.sleep(0.3)
+        counts.append(executions(triton, model))
+        return counts[-1] == counts[-2]
+
+    eventually(is_settled)
+    return counts[-1]

@@ -49,6 +49,7 @@ def running_program(
         yield process
     finally:
         process.terminate()
+        process.send_signal(signal.SIGCONT)  # a test may have stopped it
         process.wait(PATIENCE_S)
 
 

@@ -3,13 +3,11 @@
 import base64
 import json
 import os
-import socket
 from typing import Any
-from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.toolkit.connections import rest
+from tests.toolkit.connections import dialed, rest
 from tests.toolkit.processes import GatewayProcess
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
@@ -52,12 +50,7 @@ class RawSocket:
     """Sends any bytes as frames of a client."""
 
     def __init__(self, gateway: GatewayProcess, pipeline: str, receive_bytes: int | None = None) -> None:
-        address = urlsplit(gateway.url)
-        self.connection = socket.socket()
-        if receive_bytes is not None:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.connection.connect((address.hostname, address.port))
-        self.connection.settimeout(60)
+        self.connection = dialed(gateway, 60, receive_bytes)
         self.connection.sendall(handshake(pipeline))
         head = b""
         while not head.endswith(b"\r\n\r\n"):

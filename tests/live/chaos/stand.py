@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.live.chaos.client import Ask, Client, Manner, Seen, StreamClient
 from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.sessions import write_models
-from tests.toolkit.processes import GatewayProcess, live_triton, running_gateway, scripted_models
-from tests.toolkit.programs import RedisServer
+from tests.toolkit.processes import GatewayProcess, linked_models, live_triton, running_gateway
+from tests.toolkit.programs import RedisServer, running_program
 from tests.toolkit.proxy import Link
 from tests.toolkit.waiting import eventually
 
@@ -33,11 +33,7 @@ RESTARTS = {"first_restart_s": 0.1, "longest_restart_s": 1.0}
 
 def mortal_triton() -> Any:
     """A fixture of a module: a Triton that tests may kill, because it is started again."""
-
-    def write(folder: Path) -> None:
-        write_models(scripted_models(folder), ["int32_oldest"])
-
-    return live_triton(write, restarts=True, **RESTARTS)
+    return live_triton(lambda folder: write_models(linked_models(folder), ["int32_oldest"]), restarts=True, **RESTARTS)
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,8 @@ async def stand_of(
         }
         if redis is not None:
             named["redis_url"] = redis.url
-        with log_pipe_to(folder / "log") as log_pipe:
+        # The gateway's log goes through this process. A test can stop it, which blocks the pipe to it.
+        with running_program(["cat"], folder / "log", lambda: True, stdin=subprocess.PIPE) as log_pipe:
             context = running_gateway(folder, program=OBSERVED, log_to=log_pipe.stdin, **named)
             gateway = await asyncio.to_thread(context.__enter__)
             try:
@@ -164,17 +161,3 @@ async def stand_of(
                     yield Stand(triton, gateway, folder / "journal", pipe, to_triton, to_gateway, path, redis)
             finally:
                 await asyncio.to_thread(context.__exit__, None, None, None)
-
-
-@contextmanager
-def log_pipe_to(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that copies a gateway's log to a file. A test can stop the process, which blocks the pipe to it."""
-    with path.open("wb") as log:
-        pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
-    try:
-        yield pipe
-    finally:
-        with suppress(ProcessLookupError):
-            pipe.send_signal(signal.SIGCONT)
-        pipe.terminate()
-        pipe.wait(10)

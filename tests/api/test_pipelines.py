@@ -1,9 +1,12 @@
-"""The routes of pipelines: answers, early exits, errors and streams, and their metrics."""
+"""The routes of pipelines: answers, errors, streams and their metrics, the states of pipelines, and findings."""
 
 import asyncio
 import time
 from typing import Any
+from unittest.mock import Mock
 
+import httpx
+import jsonschema
 import numpy as np
 import pytest
 
@@ -13,9 +16,12 @@ from app.core.inference import InferenceRequest
 from app.core.json import json_of
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
-from tests.api.conftest import FINAL, PNG, counted, events, word
+from app.routes import create_admin_app
+from tests.api.conftest import FINAL, PNG, READER, WRITER, counted, events, word
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.gateway import Served, gateway_fixture
+from tests.toolkit.exchange import connected
+from tests.toolkit.gateway import Served, gateway_fixture, served
+from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model, pipeline, refusal, response, tensor
 
 READ, WRITE = "/v1/pipelines/read", "/v1/pipelines/write"
@@ -147,7 +153,9 @@ async def test_an_unfinished_generation_is_cancelled(api: Served, ending: Any, p
     assert problem["detail"] == (violated if ending is GROWN else "late")
     await api.gateway.inference.cancellations.close()
     first, call = api.engine.requests
-    assert (call.inputs[0].name, call.inputs[0].array.tolist()) == ("CANCEL", [first.request_id.encode()])
+    assert call.model == "writer"
+    assert [(each.name, each.array.tolist()) for each in call.inputs] == [("CANCEL", [first.request_id.encode()])]
+    assert call.request_id != first.request_id
 
 
 WITHOUT_CANCEL = pipeline(model([], "Y FP32 [1]"))
@@ -164,13 +172,7 @@ async def calls_of(engine: FakeEngine, p=WITH_CANCEL) -> list[InferenceRequest]:
     return engine.requests
 
 
-async def test_the_cancel_model_gets_the_requests_id() -> None:
-    (call,) = await calls_of(FakeEngine())
-    assert (call.model, [(each.name, each.array.tolist()) for each in call.inputs]) == (
-        "generator",
-        [("CANCEL", [REQUEST.request_id.encode()])],
-    )
-    assert call.request_id != REQUEST.request_id
+async def test_a_pipeline_without_a_cancel_model_makes_no_call() -> None:
     assert await calls_of(FakeEngine(), WITHOUT_CANCEL) == []
 
 
@@ -181,40 +183,35 @@ async def test_a_failed_call_is_only_logged_and_closing_waits_for_a_slow_one(cap
     assert slow.closed == 1
 
 
-class TestAddresses:
-    @pytest.mark.parametrize(
-        ("method", "path", "status", "code"),
-        [
-            ("POST", "/v1/pipelines/" + "x" * 500, 404, "unknown_pipeline"),
-            ("POST", "/v1/pipelines/..%2fread", 404, "not_found"),
-            ("POST", "/v1/pipelines/read/", 404, "not_found"),
-            ("POST", "/v1/pipelines/read%00", 404, "unknown_pipeline"),
-            ("GET", "/v1/pipelines/reed", 404, "unknown_pipeline"),
-            ("POST", "/v1/pipelines//stream", 404, "not_found"),
-            ("POST", "/v1", 404, "not_found"),
-            ("GET", "/docs/errors/nothing", 404, "not_found"),
-        ],
-    )
-    async def test_unknown_addresses_are_404(self, api: Served, method: str, path: str, status: int, code: str) -> None:
-        answer = await api.client.request(method, path, content=b"{}", headers={"Content-Type": "application/json"})
-        assert (answer.status_code, answer.json()["code"]) == (status, code)
-        assert answer.headers["x-request-id"] == answer.json()["request_id"]
-        if method == "POST":
-            assert counted(api, "-", "unary") == ({"client_error": 1} if code == "unknown_pipeline" else {})
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/pipelines/" + "x" * 500, 404, "unknown_pipeline"),
+        ("POST", "/v1/pipelines/..%2fread", 404, "not_found"),
+        ("POST", "/v1/pipelines/read/", 404, "not_found"),
+        ("POST", "/v1/pipelines/read%00", 404, "unknown_pipeline"),
+        ("GET", "/v1/pipelines/reed", 404, "unknown_pipeline"),
+        ("POST", "/v1/pipelines//stream", 404, "not_found"),
+        ("POST", "/v1", 404, "not_found"),
+        ("GET", "/docs/errors/nothing", 404, "not_found"),
+    ],
+)
+async def test_unknown_addresses_are_404(api: Served, method: str, path: str, status: int, code: str) -> None:
+    answer = await api.client.request(method, path, content=b"{}", headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.headers["x-request-id"] == answer.json()["request_id"]
+    if method == "POST":
+        assert counted(api, "-", "unary") == ({"client_error": 1} if code == "unknown_pipeline" else {})
 
-    async def test_an_unknown_address_names_the_nearest_one(self, api: Served) -> None:
-        for path, near in {
-            "/v1/pipeline/read": "/v1/pipelines",
-            "/v1/stream": "/v1/streams",
-            "/v1/nothing": "",
-        }.items():
-            hint = (await api.client.post(path, json={})).json()["hint"]
-            assert hint == f"Did you mean {near}? " * bool(near) + "GET /docs lists the addresses."
 
-    async def test_other_addresses_of_openai_answer_in_its_form(self, api: Served) -> None:
-        for path in ("/v1/responses", "/v1/images/generations", "/v1/audio/translations", "/v1/files"):
-            answer = await api.client.post(path, json={})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+async def test_an_unknown_address_names_the_nearest_one(api: Served) -> None:
+    for path, near in {
+        "/v1/pipeline/read": "/v1/pipelines",
+        "/v1/stream": "/v1/streams",
+        "/v1/nothing": "",
+    }.items():
+        hint = (await api.client.post(path, json={})).json()["hint"]
+        assert hint == f"Did you mean {near}? " * bool(near) + "GET /docs lists the addresses."
 
 
 SUMS = [
@@ -256,3 +253,155 @@ async def test_a_model_that_declares_it_gets_the_trace_in_each_dialect(sums: Ser
         assert request.takes_traceparent is (name == "traced"), path
         assert request.trace is not None
         assert request.trace.traceparent == traceparent
+
+
+FAULTY = """
+pipelines:
+  read: {model: reader, outputs: {text: {tensor: TEXT, kind: text}}, sample: {nonsense: 1}, warmup: false}
+  write: {model: writer, outputs: {text: {tensor: TEXT, kind: text}}, stream: true, sample: {gone: 1}, warmup: false}
+  lost: {model: typo, outputs: {text: {tensor: TEXT}}}
+oip: {models: [absent]}
+"""
+SCOPES = [entry("all"), *(entry(name, pipelines=[name]) for name in ("read", "later", "lost"))]
+faulty = gateway_fixture(FAULTY, READER, WRITER, keys=SCOPES)
+
+
+def check_described(document: dict[str, Any], path: str, answer: Any) -> None:
+    schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.Draft202012Validator(document | schema).validate(answer)
+
+
+async def test_statistics_count_requests_by_pipeline_transport_and_outcome(api: Served) -> None:
+    await api.client.post(READ, files={"image": PNG})
+    await api.client.post(READ, json={})
+    api.engine.answers = [word(b"a", 1), FINAL]
+    await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
+    api.engine.answers = [ModelError("no")]
+    await api.client.post(READ, files={"image": PNG})
+    answer = (await api.client.get("/v1/statistics")).json()
+    read, write = answer["pipelines"]["read"], answer["pipelines"]["write"]
+    assert read["unary"]["outcomes"] == {"ok": 1, "client_error": 1, "model_error": 1}
+    assert write["stream"]["outcomes"] == {"ok": 1}
+    assert write["unary"] == {"outcomes": {}, "durations": [0] * 19}
+    durations = read["unary"]["durations"]
+    assert len(durations) == len(answer["bounds_s"]) + 1
+    assert durations == sorted(durations)
+    assert durations[-1] == 1, "those of answered requests"
+    check_described((await api.client.get("/openapi.json")).json(), "/v1/statistics", answer)
+    await api.client.post(READ, files={"image": PNG})
+    assert (await api.client.get("/v1/statistics")).json() == answer, "many pages cost as much as one"
+
+
+class TestFindings:
+    async def found(self, api: Served, key: str) -> list[dict[str, Any]]:
+        answer = await api.client.get("/v1/findings", headers=bearer(key))
+        document = (await api.client.get("/openapi.json", headers=bearer(key))).json()
+        check_described(document, "/v1/findings", answer.json())
+        return list(answer.json()["findings"])
+
+    async def test_each_says_where_and_what(self, faulty: Served) -> None:
+        found = await self.found(faulty, "all")
+        assert {(each["code"], each["pipeline"]) for each in found if each["code"] == "sample"} == {
+            ("sample", "read"),
+            ("sample", "write"),
+        }
+        (sample,) = [each for each in found if each["pipeline"] == "read"]
+        assert sample["severity"] == "error"
+        assert sample["text"].startswith("gateway.yaml:3: pipelines.read.sample.nonsense is not a field")
+        assert sample["solution"].startswith("Correct the line that the finding names.")
+        assert [each["model"] for each in found if each["code"] == "gateway-yaml"] == ["typo", "absent"]
+
+    async def test_a_key_with_a_scope_sees_those_of_its_pipelines_without_other_names(self, faulty: Served) -> None:
+        reads = await self.found(faulty, "read")
+        assert reads
+        assert {each["pipeline"] or each["model"] for each in reads} <= {"read", "reader"}
+        assert await self.found(faulty, "later") == []
+        texts = {key: (await self.found(faulty, key))[-1]["text"] for key in ("lost", "all")}
+        assert texts["lost"].endswith("'typo' is not a model in the repository")
+        assert texts["all"].endswith("'absent' is not a model in the repository; valid here: reader, writer")
+
+    async def test_triton_is_not_asked_again_at_once(self, faulty: Served) -> None:
+        before = await self.found(faulty, "all")
+        faulty.engine.is_up = False
+        assert await self.found(faulty, "all") == before
+
+    async def test_without_triton_it_is_503(self, api: Served) -> None:
+        api.engine.is_up = False
+        answer = await api.client.get("/v1/findings")
+        assert (answer.status_code, answer.json()["code"]) == (503, UpstreamUnavailable.code)
+
+
+PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
+HALF_READY = "pipelines:\n  good: {model: plain}\n  bad: {model: plane, description: Later.}\n"
+WHY = "Triton has no model 'plane'; did you mean 'plain'?"
+
+
+half_ready = gateway_fixture(HALF_READY, PLAIN)
+
+
+async def test_a_pipeline_that_is_not_ready_has_the_reason_everywhere(half_ready: Served) -> None:
+    for client in (half_ready.client, half_ready.admin):
+        answer = await client.get("/health/ready")
+        assert (answer.status_code, answer.json()) == (
+            503,
+            {
+                "status": "not_ready",
+                "triton": "up",
+                "pipelines": {"good": "ready", "bad": "model_not_ready"},
+                "state_detail": {"bad": WHY},
+            },
+        )
+    pipelines = (await half_ready.client.get("/v1/pipelines")).json()["pipelines"]
+    assert [(each["name"], each["state"], each["state_detail"]) for each in pipelines] == [
+        ("good", "ready", None),
+        ("bad", "model_not_ready", WHY),
+    ]
+    described = await half_ready.client.get("/v1/pipelines/bad")
+    assert (described.status_code, described.json()) == (
+        200,
+        {
+            "name": "bad",
+            "description": "Later.",
+            "model": "plane",
+            "state": "model_not_ready",
+            "state_detail": WHY,
+            "streams": False,
+            "sessions": False,
+            "url": "/v1/pipelines/bad",
+        },
+    )
+    refused = await half_ready.client.post("/v1/pipelines/bad", json={})
+    assert (refused.status_code, refused.json()["code"]) == (503, "model_not_ready")
+    assert refused.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"
+
+
+async def test_a_pipeline_names_the_tritons_that_lack_its_model(
+    half_ready: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = {"triton-1:1": "not_ready"}
+    monkeypatch.setattr(half_ready.engine, "states", lambda: {"triton-1:1": "up", "triton-2:1": "up"})
+    monkeypatch.setattr(half_ready.engine, "absences", lambda name, _: lacking if name == "plain" else {})
+    pipelines = (await half_ready.client.get("/v1/pipelines")).json()["pipelines"]
+    assert [each.get("missing_at") for each in pipelines] == [lacking, None]
+    readiness = (await half_ready.admin.get("/health/ready")).json()
+    assert readiness["tritons"] == {"triton-1:1": "up", "triton-2:1": "up"}
+    assert readiness["missing_at"] == {"good": lacking}
+
+
+@pytest.mark.parametrize(("states", "status"), [(["ready", "ready"], 200), (["ready", "starting"], 503)])
+@pytest.mark.parametrize("needs_restart", [False, True])
+async def test_the_admin_port_speaks_for_all_workers(states: list[str], status: int, needs_restart: bool) -> None:
+    """Any worker may say that Triton needs a restart, which fails Triton's liveness."""
+    workers = Mock(
+        states={str(number): state for number, state in enumerate(states, 1)},
+        is_ready=set(states) == {"ready"},
+        needs_restart=needs_restart,
+    )
+    async with served(FakeEngine.of(PLAIN), "pipelines: {good: {model: plain}}") as one:
+        app = create_admin_app(one.gateway, api_port=8080, processes=workers)
+        transport = httpx.ASGITransport(connected(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as admin:
+            answer = await admin.get("/health/ready")
+            assert (answer.status_code, answer.json()["workers"]) == (status, workers.states)
+            assert (await admin.get("/health/triton")).status_code == (503 if needs_restart else 200)
+        assert "workers" not in (await one.admin.get("/health/ready")).json()

@@ -70,18 +70,17 @@ async def test_cookies_are_never_parsed(api: Served, monkeypatch: pytest.MonkeyP
         assert answer.status_code == 200
 
 
-class TestMethods:
-    async def test_405_lists_the_allowed_methods(self, api: Served) -> None:
-        for path, allowed in ALLOWED.items():
-            for method in ("PUT", "PATCH", "OPTIONS", "TRACE", "BREW"):
-                answer = await api.client.request(method, path)
-                assert (path, method, answer.status_code, answer.headers["allow"]) == (path, method, 405, allowed)
-                assert answer.json()["code"] == "method_not_allowed"
-                reads = " EventSource reads the stream that POST /v1/streams starts." * path.endswith("/stream")
-                assert answer.json()["hint"] == f"Use one of: {allowed}.{reads}"
-        for method in ("POST", "OPTIONS"):
-            answer = await api.admin.request(method, "/metrics")
-            assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+async def test_405_lists_the_allowed_methods(api: Served) -> None:
+    for path, allowed in ALLOWED.items():
+        for method in ("PUT", "PATCH", "OPTIONS", "TRACE", "BREW"):
+            answer = await api.client.request(method, path)
+            assert (path, method, answer.status_code, answer.headers["allow"]) == (path, method, 405, allowed)
+            assert answer.json()["code"] == "method_not_allowed"
+            reads = " EventSource reads the stream that POST /v1/streams starts." * path.endswith("/stream")
+            assert answer.json()["hint"] == f"Use one of: {allowed}.{reads}"
+    for method in ("POST", "OPTIONS"):
+        answer = await api.admin.request(method, "/metrics")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 class TestHead:
@@ -111,43 +110,42 @@ class TestHead:
         assert (await wire.head(started.headers["location"])).status_code == 404
 
 
-class TestCors:
-    async def test_answers_and_errors_have_cors_headers(self, api: Served) -> None:
-        large = {"content": b"x", "headers": {"Content-Type": "application/json", "Content-Length": "9999999"}}
-        prompt: dict[str, Any] = {"json": {"prompt": "x"}}
-        for method, path, status, sent in (
-            ("GET", "/nothing", 404, {}),
-            ("PUT", "/v1/pipelines/read", 405, {}),
-            ("POST", "/v1/pipelines/read", 413, large),
-            ("DELETE", "/v1/streams/unknown", 404, {}),
-            ("POST", "/v1/pipelines/write", 200, prompt),
-            ("POST", "/v1/pipelines/write/stream", 200, prompt),
-            ("POST", "/v1/pipelines/write", 502, prompt),
-            ("POST", "/v1/pipelines/write", 500, prompt),
-            ("POST", "/v1/pipelines/write", 503, prompt),
-        ):
-            api.engine.answers = {200: [word(b"a", 1), FINAL], 500: [ZeroDivisionError("secret")]}.get(  # type: ignore[assignment]
-                status, [ModelError("no")]
-            )
-            if status == 503:
-                api.gateway.inference.workload.start_draining()
-            headers = FROM_PAGE | sent.get("headers", {})
-            answer = await api.client.request(method, path, **sent | {"headers": headers})
-            assert (path, answer.status_code) == (path, status)
-            assert answer.headers["access-control-allow-origin"] == ORIGIN
-            assert answer.headers["vary"] == "Origin"
-            exposed = "X-Request-ID, Server-Timing, X-Early-Exit, Retry-After, Location, X-Should-Retry, "
-            exposed += "X-Session-Step, X-Session-Expires-In"
-            assert answer.headers["access-control-expose-headers"] == exposed
-            assert answer.headers["timing-allow-origin"] == ORIGIN
-            assert status == 200 or answer.headers["x-request-id"] == answer.json()["request_id"]
-
-    @pytest.mark.parametrize("headers", [{}, {"Origin": "https://other.example"}])
-    async def test_other_origins_get_no_headers_but_vary(self, api: Served, headers: dict[str, str]) -> None:
-        answer = await api.client.get("/v1/pipelines", headers=headers)
-        names = ("access-control-allow-origin", "access-control-expose-headers", "timing-allow-origin")
-        assert [answer.headers.get(name) for name in names] == [None, None, None]
+async def test_answers_and_errors_have_cors_headers(api: Served) -> None:
+    large = {"content": b"x", "headers": {"Content-Type": "application/json", "Content-Length": "9999999"}}
+    prompt: dict[str, Any] = {"json": {"prompt": "x"}}
+    answers: dict[int, Any] = {200: [word(b"a", 1), FINAL], 500: [ZeroDivisionError("secret")]}
+    for method, path, status, sent in (
+        ("GET", "/nothing", 404, {}),
+        ("PUT", "/v1/pipelines/read", 405, {}),
+        ("POST", "/v1/pipelines/read", 413, large),
+        ("DELETE", "/v1/streams/unknown", 404, {}),
+        ("POST", "/v1/pipelines/write", 200, prompt),
+        ("POST", "/v1/pipelines/write/stream", 200, prompt),
+        ("POST", "/v1/pipelines/write", 502, prompt),
+        ("POST", "/v1/pipelines/write", 500, prompt),
+        ("POST", "/v1/pipelines/write", 503, prompt),
+    ):
+        api.engine.answers = answers.get(status, [ModelError("no")])
+        if status == 503:
+            api.gateway.inference.workload.start_draining()
+        headers = FROM_PAGE | sent.get("headers", {})
+        answer = await api.client.request(method, path, **sent | {"headers": headers})
+        assert (path, answer.status_code) == (path, status)
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
         assert answer.headers["vary"] == "Origin"
+        exposed = "X-Request-ID, Server-Timing, X-Early-Exit, Retry-After, Location, X-Should-Retry, "
+        exposed += "X-Session-Step, X-Session-Expires-In"
+        assert answer.headers["access-control-expose-headers"] == exposed
+        assert answer.headers["timing-allow-origin"] == ORIGIN
+        assert status == 200 or answer.headers["x-request-id"] == answer.json()["request_id"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://other.example"}])
+async def test_other_origins_get_no_headers_but_vary(api: Served, headers: dict[str, str]) -> None:
+    answer = await api.client.get("/v1/pipelines", headers=headers)
+    names = ("access-control-allow-origin", "access-control-expose-headers", "timing-allow-origin")
+    assert [answer.headers.get(name) for name in names] == [None, None, None]
+    assert answer.headers["vary"] == "Origin"
 
 
 class TestPreflight:
@@ -207,25 +205,25 @@ class TestPreflight:
                 assert answer.headers["access-control-allow-origin"] == answer.headers["timing-allow-origin"] == "*"
 
 
-class TestPagePolicy:
-    async def test_every_page_and_file_has_security_headers(self, api: Served) -> None:
-        for path in PAGES:
-            answer = await api.client.get(path)
-            assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS, path
-            assert "unsafe" not in answer.headers["content-security-policy"], path
-            assert "frame-ancestors 'none'" in answer.headers["content-security-policy"], path
+async def test_every_page_and_file_has_security_headers(api: Served) -> None:
+    for path in PAGES:
+        answer = await api.client.get(path)
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS, path
+        assert "unsafe" not in answer.headers["content-security-policy"], path
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"], path
 
-    async def test_range_is_ignored_and_an_unchanged_file_is_304(self, wire: httpx.AsyncClient) -> None:
-        for path in ("/", "/console/console.js", "/docs", "/docs/assets/docs.js"):
-            whole = await wire.get(path)
-            for range_ in RANGES:
-                answer = await wire.get(path, headers={"Range": range_, "If-Range": whole.headers["etag"]})
-                assert (path, range_, answer.status_code) == (path, range_, 200)
-                assert answer.content == whole.content, (path, range_)
-                assert answer.headers["accept-ranges"] == "none", (path, range_)
-                assert "content-range" not in answer.headers, (path, range_)
-            answer = await wire.get(path, headers={"If-None-Match": whole.headers["etag"]})
-            assert (path, answer.status_code, answer.content) == (path, 304, b"")
+
+async def test_range_is_ignored_and_an_unchanged_file_is_304(wire: httpx.AsyncClient) -> None:
+    for path in ("/", "/console/console.js", "/docs", "/docs/assets/docs.js"):
+        whole = await wire.get(path)
+        for range_ in RANGES:
+            answer = await wire.get(path, headers={"Range": range_, "If-Range": whole.headers["etag"]})
+            assert (path, range_, answer.status_code) == (path, range_, 200)
+            assert answer.content == whole.content, (path, range_)
+            assert answer.headers["accept-ranges"] == "none", (path, range_)
+            assert "content-range" not in answer.headers, (path, range_)
+        answer = await wire.get(path, headers={"If-None-Match": whole.headers["etag"]})
+        assert (path, answer.status_code, answer.content) == (path, 304, b"")
 
 
 @pytest.mark.parametrize(

@@ -233,39 +233,37 @@ async def test_a_raw_body_is_received_into_tensor_memory(
 tight = scripted_fixture(limits=Limits(64 * 1024, max_bytes_in_flight=100_000))
 
 
-class TestBytesInFlight:
-    """All bodies share one budget."""
+async def test_a_body_over_the_budget_is_429_until_one_ends(tight: Served) -> None:
+    may_end = asyncio.Event()
 
-    async def test_a_body_over_the_budget_is_429_until_one_ends(self, tight: Served) -> None:
-        may_end = asyncio.Event()
+    async def slow() -> Any:
+        yield PNG + b"\0" * 60_000
+        await may_end.wait()
 
-        async def slow() -> Any:
-            yield PNG + b"\0" * 60_000
-            await may_end.wait()
+    large = sent(PNG + b"\0" * 60_000, "image/png")
+    first = asyncio.create_task(tight.client.post(URL, **sent(slow(), "image/png")))
+    await asyncio.sleep(0.05)
+    refused = await tight.client.post(URL, **large)
+    assert refusal(refused) == (429, "too_many_requests")
+    assert refused.headers["retry-after"] == "1"
+    assert (await tight.client.post(URL, **sent(PNG, "image/png"))).status_code == 200
+    may_end.set()
+    assert (await first).status_code == 200
+    for content, media_type in ((b"\0", "image/png"), (b" ", "application/json"), (b" ", f"{FORM}x")):
+        answer = await tight.client.post(URL, **sent(content * 60_000, media_type))
+        assert answer.status_code == (422 if media_type == "image/png" else 400)
+    assert (await tight.client.post(URL, **large)).status_code == 200
 
-        large = sent(PNG + b"\0" * 60_000, "image/png")
-        first = asyncio.create_task(tight.client.post(URL, **sent(slow(), "image/png")))
-        await asyncio.sleep(0.05)
-        refused = await tight.client.post(URL, **large)
-        assert refusal(refused) == (429, "too_many_requests")
-        assert refused.headers["retry-after"] == "1"
-        assert (await tight.client.post(URL, **sent(PNG, "image/png"))).status_code == 200
-        may_end.set()
-        assert (await first).status_code == 200
-        for content, media_type in ((b"\0", "image/png"), (b" ", "application/json"), (b" ", f"{FORM}x")):
-            answer = await tight.client.post(URL, **sent(content * 60_000, media_type))
-            assert answer.status_code == (422 if media_type == "image/png" else 400)
-        assert (await tight.client.post(URL, **large)).status_code == 200
 
-    async def test_a_cancelled_request_releases_its_bytes(self, tight: Served) -> None:
-        async def endless() -> Any:
-            yield b"\0" * 60_000
-            await asyncio.Event().wait()
+async def test_a_cancelled_request_releases_its_bytes(tight: Served) -> None:
+    async def endless() -> Any:
+        yield b"\0" * 60_000
+        await asyncio.Event().wait()
 
-        for _ in range(4):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(tight.client.post(URL, **sent(endless(), "image/png")), 0.05)
-        assert (await tight.client.post(URL, **sent(PNG + b"\0" * 60_000, "image/png"))).status_code == 200
+    for _ in range(4):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tight.client.post(URL, **sent(endless(), "image/png")), 0.05)
+    assert (await tight.client.post(URL, **sent(PNG + b"\0" * 60_000, "image/png"))).status_code == 200
 
 
 @pytest.mark.parametrize(

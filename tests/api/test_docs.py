@@ -23,40 +23,39 @@ from tests.toolkit.gateway import Served, gateway_fixture, served
 from tests.toolkit.models import model, pipeline
 
 
-class TestDescriptions:
-    async def test_a_pipeline_describes_its_fields(self, api: Served) -> None:
-        description = (await api.client.get("/v1/pipelines/read")).json()
-        assert description["inputs"][0] == {
-            "name": "image",
-            "description": "",
-            "kind": "image",
-            "tensor": "IMAGE",
-            "datatype": "BYTES",
-            "shape": [1],
-            "required": True,
-            "default": None,
-        }
-        assert description["parameters"][0] == {
-            "name": "n",
-            "required": False,
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 9,
-            "default": 3,
-            "optional": False,
-            "description": "",
-        }
-        assert [output["join"] for output in description["outputs"]] == [None, None]
-        assert description["early_exit"] == ["no_text"]
-        assert description["schemas"]["output_event"] is None
-        streaming = (await api.client.get("/v1/pipelines/write")).json()
-        assert [output["join"] for output in streaming["outputs"]] == ["concatenate", "list"]
-        assert (description["streams"], streaming["streams"]) == (False, True)
-        times = streaming["limits"]["stream"]
-        assert (times["progress_s"], times["first_output_s"]) == (5, 5)
-        for schema in filter(None, (*description["schemas"].values(), *streaming["schemas"].values())):
-            jsonschema.Draft202012Validator.check_schema(schema)
-            assert '"$ref"' not in json.dumps(schema)
+async def test_a_pipeline_describes_its_fields(api: Served) -> None:
+    description = (await api.client.get("/v1/pipelines/read")).json()
+    assert description["inputs"][0] == {
+        "name": "image",
+        "description": "",
+        "kind": "image",
+        "tensor": "IMAGE",
+        "datatype": "BYTES",
+        "shape": [1],
+        "required": True,
+        "default": None,
+    }
+    assert description["parameters"][0] == {
+        "name": "n",
+        "required": False,
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 9,
+        "default": 3,
+        "optional": False,
+        "description": "",
+    }
+    assert [output["join"] for output in description["outputs"]] == [None, None]
+    assert description["early_exit"] == ["no_text"]
+    assert description["schemas"]["output_event"] is None
+    streaming = (await api.client.get("/v1/pipelines/write")).json()
+    assert [output["join"] for output in streaming["outputs"]] == ["concatenate", "list"]
+    assert (description["streams"], streaming["streams"]) == (False, True)
+    times = streaming["limits"]["stream"]
+    assert (times["progress_s"], times["first_output_s"]) == (5, 5)
+    for schema in filter(None, (*description["schemas"].values(), *streaming["schemas"].values())):
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert '"$ref"' not in json.dumps(schema)
 
 
 class TestSamples:
@@ -104,55 +103,55 @@ FILES = pipeline(
 LARGE = pipeline(model("N FP32 [3,200]"), inputs={"n": {"tensor": "N", "minimum": 1}})
 
 
-class TestSamplesOfOtherPipelines:
-    def test_samples_send_every_field_and_read_only_declared_files(self) -> None:
-        samples = samples_of(FILES, "http://x")
-        assert samples.keys() == {"curl", "javascript", "python"}
-        compile(samples["python"], "sample", "exec")
-        assert shlex.split(samples["curl"])[2:] == [
-            *("-F", 'a=@"an image; type=x.png"', "-F", "b=@b.bin"),
-            *("--form-string", "t=@/etc/passwd'", "--form-string", "n=[0.5, 1]"),
-        ]
-        for line in (
-            '"a", await openAsBlob("an image; type=x.png")',
-            '"b", await openAsBlob("b.bin")',
-            '"n", "[0.5, 1]"',
-        ):
-            assert f"form.append({line}" in samples["javascript"]
-        assert "files={'a': open('an image; type=x.png', 'rb'), 'b': open('b.bin', 'rb')}" in samples["python"]
+def test_samples_send_every_field_and_read_only_declared_files() -> None:
+    samples = samples_of(FILES, "http://x")
+    assert samples.keys() == {"curl", "javascript", "python"}
+    compile(samples["python"], "sample", "exec")
+    assert shlex.split(samples["curl"])[2:] == [
+        *("-F", 'a=@"an image; type=x.png"', "-F", "b=@b.bin"),
+        *("--form-string", "t=@/etc/passwd'", "--form-string", "n=[0.5, 1]"),
+    ]
+    for line in (
+        '"a", await openAsBlob("an image; type=x.png")',
+        '"b", await openAsBlob("b.bin")',
+        '"n", "[0.5, 1]"',
+    ):
+        assert f"form.append({line}" in samples["javascript"]
+    assert "files={'a': open('an image; type=x.png', 'rb'), 'b': open('b.bin', 'rb')}" in samples["python"]
 
-    def test_a_large_tensor_is_written_as_an_expression(self) -> None:
-        samples = samples_of(LARGE, "http://x")
-        assert max(map(len, samples.values())) < 300
-        command, _, call = samples["curl"].partition(" | ")
-        done = subprocess.run(shlex.split(command), capture_output=True, check=True)
-        assert LARGE.request_of_json(done.stdout).inputs[0].shape == (3, 200)
-        assert call.endswith(" -d @-")
-        assert 'JSON.stringify({"n": Array(3).fill(Array(200).fill(1))})' in samples["javascript"]
+
+def test_a_large_tensor_is_written_as_an_expression() -> None:
+    samples = samples_of(LARGE, "http://x")
+    assert max(map(len, samples.values())) < 300
+    command, _, call = samples["curl"].partition(" | ")
+    done = subprocess.run(shlex.split(command), capture_output=True, check=True)
+    assert LARGE.request_of_json(done.stdout).inputs[0].shape == (3, 200)
+    assert call.endswith(" -d @-")
+    assert 'JSON.stringify({"n": Array(3).fill(Array(200).fill(1))})' in samples["javascript"]
 
 
 async def addresses_on(api: Served, path: str) -> list[str]:
     return re.findall(r'\s(?:href|src)="([^"]+)"', (await api.client.get(path)).text)
 
 
-class TestPages:
-    async def test_the_list_of_errors_links_the_page_of_every_error(self, api: Served) -> None:
-        listed = {each for each in await addresses_on(api, "/docs/errors") if each.startswith("/docs/errors/")}
-        assert listed == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
-        for code, error in ERROR_BY_CODE.items():
-            answer = await api.client.get(f"/docs/errors/{code}")
-            assert answer.status_code == 200
-            assert code in answer.text
-            assert str(ROW_BY_ERROR[error].status) in answer.text
+async def test_the_list_of_errors_links_the_page_of_every_error(api: Served) -> None:
+    listed = {each for each in await addresses_on(api, "/docs/errors") if each.startswith("/docs/errors/")}
+    assert listed == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
+    for code, error in ERROR_BY_CODE.items():
+        answer = await api.client.get(f"/docs/errors/{code}")
+        assert answer.status_code == 200
+        assert code in answer.text
+        assert str(ROW_BY_ERROR[error].status) in answer.text
 
-    @pytest.mark.parametrize("path", ["/docs", "/docs/errors"])
-    async def test_the_documentation_needs_no_internet(self, api: Served, path: str) -> None:
-        addresses = await addresses_on(api, path)
-        assert "/docs/assets/colours.css" in addresses
-        assert not [address for address in addresses if "//" in address]
-        for address in addresses:
-            if not address.startswith("data:"):
-                assert (await api.client.get(address)).status_code == 200
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/errors"])
+async def test_the_documentation_needs_no_internet(api: Served, path: str) -> None:
+    addresses = await addresses_on(api, path)
+    assert "/docs/assets/colours.css" in addresses
+    assert not [address for address in addresses if "//" in address]
+    for address in addresses:
+        if not address.startswith("data:"):
+            assert (await api.client.get(address, follow_redirects=True)).status_code == 200
 
 
 CONFIG = """

@@ -214,14 +214,15 @@ async def test_each_event_restarts_the_ping_timer() -> None:
 async def test_no_ping_is_due_while_an_event_is_being_sent(unsent_bytes: int) -> None:
     log, client = LiveLog(), Client(unsent_bytes=unsent_bytes)
     asking = asyncio.create_task(client.ask(log, Limits(1, ping_s=0.05)))
-    await until(lambda: client.body.count(PING) == 2)
+    await until(lambda: client.body.count(PING) >= 2)
     client.may_send.clear()
+    pings = client.body.count(PING)
     log.append(Event(1, "output", b"{}"))
     await asyncio.sleep(0.15)
     log.append(Event(2, "done", b"{}"))
     client.may_send.set()
     await asking
-    assert client.body.count(PING) == 2
+    assert client.body.count(PING) == pings
     assert client.body.endswith(frame_of(Event(1, "output", b"{}")) + frame_of(Event(2, "done", b"{}")))
 
 

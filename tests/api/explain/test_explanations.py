@@ -16,7 +16,7 @@ from tests.toolkit.collector import Export, collecting
 from tests.toolkit.gateway import Served
 from tests.toolkit.keys import bearer, entry
 
-EXPLAIN = {"X-Explain": "1"}
+EXPLAIN, JSON = {"X-Explain": "1"}, {"Content-Type": "application/json"}
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16
 KEYS = [entry("explains", explain=True), entry("other", explain=True), entry("plain")]
 
@@ -125,12 +125,17 @@ class TestTheReceiver:
         spans.run("reader", spans.call(0, 2, 1), 0, 1, 0.1, 0.2, 0.8, 0.9)
         return spans
 
+    @staticmethod
+    def stranger() -> bytes:
+        """An export of another trace."""
+        spans = Export("c" * 32, "t9", 0)
+        spans.run("reader", "", 0, 1)
+        return spans.body()
+
     async def test_tritons_spans_complete_the_explanation(self, api: Served) -> None:
         answer = await run(api)
-        stranger = Export("c" * 32, "t9", 0)
-        stranger.run("reader", "", 0, 1)
-        for body in (self.export(api).body(), stranger.body()):
-            taken = await api.admin.post("/v1/traces", content=body, headers={"Content-Type": "application/json"})
+        for body in (self.export(api).body(), self.stranger()):
+            taken = await api.admin.post("/v1/traces", content=body, headers=JSON)
             assert (taken.status_code, taken.json()) == (200, {})
         found = (await explanation(api, answer)).json()
         assert found["is_complete"]
@@ -162,18 +167,14 @@ class TestTheReceiver:
     async def test_a_collector_gets_every_export_unchanged(self) -> None:
         with collecting() as collector:
             async with scripted(explains=True, collector_url=f"{collector.url}/v1/traces") as api:
-                stranger = Export("c" * 32, "t9", 0)
-                stranger.run("reader", "", 0, 1)
-                headers = {"Content-Type": "application/json"}
-                answer = await api.admin.post("/v1/traces", content=stranger.body(), headers=headers)
+                answer = await api.admin.post("/v1/traces", content=self.stranger(), headers=JSON)
                 assert answer.status_code == 200
             assert [(span.trace_id, span.name) for span in collector.spans] == [("c" * 32, "reader")]
 
     async def test_without_its_collector_the_explanation_still_gets_the_spans(self) -> None:
         async with scripted(explains=True, collector_url="http://127.0.0.1:9/v1/traces") as api:
             explained = await run(api)
-            body = self.export(api).body()
-            answer = await api.admin.post("/v1/traces", content=body, headers={"Content-Type": "application/json"})
+            answer = await api.admin.post("/v1/traces", content=self.export(api).body(), headers=JSON)
             assert answer.status_code == 503
             assert (await explanation(api, explained)).json()["is_complete"]
 

@@ -111,6 +111,7 @@ async def test_errors_are_events_and_the_websocket_stays_open(gateway: GatewayPr
             await client.send(message)
             name, problem = (await events_of(client, number))[-1]
             assert (name, problem["code"]) == ("error", code)
+            assert problem["detail"].startswith("A binary message is accepted only by") == isinstance(message, bytes)
             assert problem["request_id"].endswith(f".{number}")
 
 

@@ -344,7 +344,9 @@ async def read_message(
     if message.is_text:
         bodies.check_no_query(exchange)
         return await bodies.off_loop(pipeline.request_of_json, body, exchange, deadline)
-    file = file_field_of(pipeline)
+    if (file := pipeline.raw_field) is None:
+        text = "A binary message is accepted only by a pipeline whose one required input is a file."
+        raise errors.UnsupportedMediaType(text, hint=f"Send JSON as a text message. {FILE_HINT}")
     return pipeline.request_of_form({**query_of(exchange, file.name), file.name: body})
 
 

@@ -137,7 +137,7 @@ def test_every_named_test_exists() -> None:
 
 LOCKS = {"kserve": "kserve", "litellm": "litellm", "langchain-openai": "langchain", "pydantic-ai-slim": "pydantic-ai"}
 """Lock file in requirements/ by package; all other packages are in dev.txt."""
-NPM_LOCK = ROOT / "tests" / "live" / "npm_openai" / "package-lock.json"
+NPM_LOCK = ROOT / "tests" / "clients" / "npm_llm" / "package-lock.json"
 CLIENTS = rows_under("docs/how-to/migration.md", "Clients")
 
 

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import ClassVar
 
 import msgspec
+import prometheus_client
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -36,6 +37,7 @@ from app.core.inference import Deadline, InferenceRequest, OpenSequence, TraceCo
 from app.core.json import json_of
 from app.core.model import MAX_ID_BYTES, SequenceIds
 from app.http1.websocket import Message, Reason, WebSocket
+from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector
@@ -162,15 +164,17 @@ class OpenSession(PipelineSession):
     """After its end, in monotonic seconds."""
 
 
+def metrics_of_sessions(metrics: Metrics) -> tuple[prometheus_client.Gauge, prometheus_client.Counter]:
+    opened = metrics.gauge("open_sessions", "Sessions that take steps", "pipeline")
+    return opened, metrics.counter("sessions", "Sessions that ended, by reason", "pipeline", "reason")
+
+
 class OpenSessions:
     """The open sessions, and those that ended a short time ago."""
 
     def __init__(self, inference: Inference, share: Share) -> None:
         self._inference = inference
-        self._opened = inference.metrics.gauge("open_sessions", "Sessions that take steps", "pipeline")
-        self._ended_by_reason = inference.metrics.counter(
-            "sessions", "Sessions that ended, by reason", "pipeline", "reason"
-        )
+        self._opened, self._ended_by_reason = metrics_of_sessions(inference.metrics)
         self._places = Places(share)
         self._share = share
         self._memory = AnswerMemory()

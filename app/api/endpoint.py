@@ -281,8 +281,8 @@ class Layer:
         """The members of each pipeline."""
         return {}
 
-    def samples_of(self, pipeline: Pipeline, base_url: str, *, with_key: bool) -> dict[str, str] | None:
-        """Calls of the pipeline that work as pasted, if they differ from those of other pipelines."""
+    def samples_of(self, pipeline: Pipeline) -> str | None:
+        """The template of the pipeline's samples, if it is not that of other pipelines."""
         return None
 
     def handler_of(self, exchange: Exchange, pipeline: Pipeline) -> "MessageHandler | None":

@@ -20,7 +20,7 @@ from app import __version__
 from app.admission.keys import read_keys
 from app.api.error_table import problem_of, problem_response
 from app.api.exchange import FreedMemory, keep_freed_memory, release_freed_memory
-from app.api.pipelines.samples import samples_of
+from app.api.pipelines.catalog_endpoints import samples_of
 from app.api.probes import Processes
 from app.core.errors import Draining, TooManyRequests
 from app.http1.protocol import ConnectionLimit, HttpConnection

@@ -14,8 +14,7 @@ import pytest
 
 from app.api.bodies import Limits
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
-from app.api.pipelines.catalog_endpoints import graph_described
-from app.api.pipelines.samples import samples_of
+from app.api.pipelines.catalog_endpoints import graph_described, samples_of
 from app.core.model import ModelConfig, Step
 from tests.api.conftest import PNG, READ, READER, WRITER, word
 from tests.toolkit.engine import FakeEngine

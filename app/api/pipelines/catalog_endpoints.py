@@ -2,15 +2,24 @@
 
 ``GET /v1/pipelines/{pipeline}`` has fields, types, limits, samples that work as pasted, and the graph: steps, tensors
 between them, and early exits. The console draws it, ``/v1/statistics`` and ``/v1/findings``.
+
+Samples are calls with curl, JavaScript and Python: `samples.jinja` has their texts. The address comes from the caller's
+Host header and values come from gateway.yaml, so every text is quoted.
 """
 
 import asyncio
+import functools
+import json
 import logging
+import re
+import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from jinja2 import Environment, PackageLoader
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -19,7 +28,6 @@ from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Found, Layer
 from app.api.exchange import Exchange, JsonResponse, check_pipeline
-from app.api.pipelines.samples import base_url_of, samples_of
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample
 from app.core.json import TEXT
@@ -40,6 +48,11 @@ FINDINGS_S = 5.0
 """How long findings are sent again without a new check, which asks Triton for every model."""
 _OF_THE_MODEL = {"member_of", "member", "as_text", "hidden"}
 """How the model gets a parameter, which is of no use for callers."""
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+_PLAIN_PATH = re.compile(r"[\w./-]+")
+SAMPLES = "pipelines/samples.jinja"
+_TEMPLATES = Environment(loader=PackageLoader("app.api", ""), trim_blocks=True, lstrip_blocks=True)
+_TEMPLATES.filters |= {"sh": shlex.quote, "json": json.dumps, "repr": repr}
 _log = logging.getLogger(__name__)
 
 
@@ -187,9 +200,8 @@ class CatalogEndpoints:
                 "per_key": admission.per_key,
                 "body_bytes": self.limits.of(pipeline).max_body_bytes,
             }
-            base_url, with_key = base_url_of(exchange), exchange.key is not None
-            of_layers = (layer.samples_of(pipeline, base_url, with_key=with_key) for layer in self.layers)
-            samples = next(filter(None, of_layers), None) or samples_of(pipeline, base_url, with_key=with_key)
+            template = next(filter(None, (layer.samples_of(pipeline) for layer in self.layers)), SAMPLES)
+            samples = samples_of(pipeline, base_url_of(exchange), template, with_key=exchange.key is not None)
             described = replace(described, **compiled_members(pipeline, load), samples=samples)
         return JsonResponse(self._with_flags(name, described))
 
@@ -399,3 +411,49 @@ def _exiting(rule: EarlyExitRule, pipeline: Pipeline) -> Iterator[str]:
         yield graph.steps[0].name
     else:
         yield from (step.name for step in graph.steps if rule.reason in step.config.names_in("early_exits"))
+
+
+def base_url_of(exchange: Exchange) -> str:
+    """The address that the caller used. A Host header without a valid host and port is ignored."""
+    host, scope = exchange.header(b"host") or "", exchange.scope
+    if not _HOST.fullmatch(host):
+        host = "{}:{}".format(*scope["server"])
+    return f"{scope['scheme']}://{host}"
+
+
+def samples_of(pipeline: Pipeline, base_url: str, template: str = SAMPLES, *, with_key: bool = False) -> dict[str, str]:
+    """``with_key``: the calls send the key that the variable API_KEY of the environment holds.
+
+    The body is the pipeline's example: a form if it has files, otherwise JSON.
+    """
+    body, names = examples.example_of(pipeline), examples.file_names_of(pipeline)
+    # In other paths, curl would read ``;`` and ``,`` as the start of options.
+    quoted = (path if _PLAIN_PATH.fullmatch(path) else json.dumps(path, ensure_ascii=False) for path in names.values())
+    texts = {
+        name: value.nested() if isinstance(value, examples.Filled) else value
+        for name, value in body.items()
+        if names and name not in names and value is not None
+    }
+    calls: Any = _TEMPLATES.get_template(template).make_module(
+        {
+            "base_url": base_url,
+            "url": f"{base_url}/v1/pipelines/{pipeline.name}",
+            "with_key": with_key,
+            "streams": pipeline.spec.stream is not None,
+            "body": body,
+            "is_large": not names and any(isinstance(value, examples.Filled) for value in body.values()),
+            "members": [f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items()],
+            "files": [(*each, file, Path(each[1]).name) for each, file in zip(names.items(), quoted, strict=True)],
+            "fields": {name: text if isinstance(text, str) else json.dumps(text) for name, text in texts.items()},
+        }
+    )
+    samples = {name: getattr(calls, name)().strip() for name in ("curl", "javascript", "python", "curl_stream")}
+    return {name: text for name, text in samples.items() if text}
+
+
+def _javascript_value(value: Any) -> str:
+    if not isinstance(value, examples.Filled):
+        return json.dumps(value)
+    return functools.reduce(
+        lambda text, size: f"Array({size}).fill({text})", reversed(value.shape), json.dumps(value.element)
+    )

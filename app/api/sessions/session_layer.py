@@ -16,7 +16,6 @@ from app.api.error_table import ROW_BY_ERROR, add_rows
 from app.api.exchange import JSON, Exchange, JsonResponse
 from app.api.pipelines.pipeline_endpoints import check_is_start, read_inference
 from app.api.pipelines.pipeline_operations import content_of, events_answer, links, output_of, request_of, result_of
-from app.api.pipelines.samples import samples_of
 from app.api.sessions.open_sessions import OpenSessions, StepHandler, StepRequest
 from app.api.streaming import StreamResponse
 from app.core import errors
@@ -90,10 +89,8 @@ class Sessions(Layer):
     def flags_of(self, spec: PipelineSpec) -> dict[str, bool]:
         return {"sessions": spec.session is not None}
 
-    def samples_of(self, pipeline: Pipeline, base_url: str, *, with_key: bool) -> dict[str, str] | None:
-        if pipeline.spec.takes_requests:
-            return None
-        return samples_of(pipeline, base_url, with_key=with_key, template="sessions/samples.jinja")
+    def samples_of(self, pipeline: Pipeline) -> str | None:
+        return None if pipeline.spec.takes_requests else "sessions/samples.jinja"
 
     def handler_of(self, exchange: Exchange, pipeline: Pipeline) -> StepHandler | None:
         if pipeline.spec.takes_requests:

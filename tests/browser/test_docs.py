@@ -88,6 +88,14 @@ def test_pipelines_come_first_and_there_is_a_way_back(docs: Chrome, gateway: Gat
     assert "/docs" not in docs.current_url
 
 
+def test_the_error_pages_fit_a_phone(browser: Chrome, gateway: GatewayProcess, screen: Callable[[int], None]) -> None:
+    screen(390)
+    widths = "return ['html', 'main .wide'].map((each) => document.querySelector(each)?.scrollWidth ?? 0)"
+    for path in ("/docs/errors", "/docs/errors/response_format_mismatch"):
+        browser.get(f"{gateway.url}{path}")
+        assert max(browser.execute_script(widths)) <= 390
+
+
 def test_the_error_pages_follow_the_dark_scheme(
     browser: Chrome, prefer: Callable[[str], None], gateway: GatewayProcess
 ) -> None:

@@ -12,8 +12,9 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
-from tests.toolkit.processes import GatewayProcess, StartGateway
+from tests.toolkit.processes import GatewayProcess, StartGateway, running_gateway
 from tests.toolkit.proxy import network_to
 from tests.toolkit.waiting import eventually
 
@@ -35,6 +36,10 @@ const isSmall = ({ width, height }) => Math.min(width, height) < 44;
 return [...document.querySelectorAll(kinds)]
   .filter((target) => target.checkVisibility() && isSmall(target.getBoundingClientRect()))
   .map((target) => target.outerHTML);
+"""
+BROKEN_WORDS = """
+const words = [...document.querySelectorAll(".sample .word")];
+return words.filter((word) => word.getClientRects().length !== 1).map((word) => word.textContent);
 """
 NARROWED = """
 const [done] = arguments;
@@ -198,11 +203,43 @@ def test_a_phone_shows_the_form_first_with_large_targets(
     page.wait_for(".panels + .graph .node")
     assert page.browser.execute_script("return document.documentElement.scrollWidth") <= 390
     assert page.browser.execute_script(SMALL_TARGETS) == []
+    assert page.browser.execute_script(BROKEN_WORDS) == []
+    assert pipeline != "ocr" or "-F image=@samples/sign.png" in page.texts(".sample .word")
 
 
 def test_a_change_of_width_before_the_first_effect_is_seen(browser: Chrome, gateway: GatewayProcess) -> None:
     browser.get(f"{gateway.url}/docs/errors")
     assert browser.execute_async_script(NARROWED) == ["wide", "narrow"]
+
+
+def is_live(gateway: GatewayProcess) -> bool:
+    try:
+        return httpx.get(f"{gateway.url}/health/live").is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_triton_that_does_not_answer_is_shown_at_once_and_awaited(
+    browser: Chrome, triton: EmbeddedTriton, tmp_path: Path
+) -> None:
+    """The state needs no other file of the page."""
+    page = ConsolePage(browser)
+    (tmp_path / "gateway.yaml").write_text("pipelines: {embed: {model: text_embed}}")
+    with network_to(int(triton.grpc_url.split(":")[1])) as network:
+        network.cut()
+        settings = {"triton_url": f"127.0.0.1:{network.port}", "config": str(tmp_path / "gateway.yaml")}
+        with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
+            eventually(lambda: is_live(gateway))
+            browser.execute_cdp_cmd("Network.enable", {})
+            browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/console.js"]})
+            browser.get(gateway.url)
+            page.wait_for("#health.bad", "Triton does not answer")
+            browser.execute_cdp_cmd("Network.disable", {})
+            browser.refresh()
+            page.wait_for("main .empty", "embed is not ready.")
+            network.restore()
+            page.wait_for("form[aria-label=Request] [name=TEXT]")
+            page.wait_for("#health.good", "ready")
 
 
 def test_every_step_is_shown_and_dark_where_the_user_wants_dark(

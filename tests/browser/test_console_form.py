@@ -57,11 +57,28 @@ def held(page: ConsolePage, field: str) -> str:
     return str(page.one(f"[name={field}]").get_property("value"))
 
 
-def test_control_and_enter_send_the_form(console: Console) -> None:
+def test_control_and_enter_send_from_everywhere(console: Console) -> None:
+    """In a field, on the link of the pipeline, which would open a new tab, and in the chat."""
     page = console("insights")
     page.fill("text", "The parliament voted.")
-    ActionChains(page.browser).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
+    send_by_keys(page)
     page.wait_for("[data-output=topic]", "politics")
+    page.fill("text", "The striker scored.")
+    page.browser.execute_script("document.querySelector('#pipelines [aria-current]').focus()")
+    send_by_keys(page)
+    page.wait_for("[data-output=topic]", "sport")
+    assert len(page.browser.window_handles) == 1
+    page = console("write")
+    page.browser.find_element(By.XPATH, "//*[@role='tab'][.='Chat']").click()
+    page.wait_for(".compose")
+    page.fill("message", "What is a list?")
+    page.one("#chat-max_tokens").click()
+    send_by_keys(page)
+    page.wait_for(".message[data-role=assistant]")
+
+
+def send_by_keys(page: ConsolePage) -> None:
+    ActionChains(page.browser).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
 
 
 def test_values_are_kept_when_one_switches_pipelines(console: Console) -> None:

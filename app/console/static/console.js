@@ -1,7 +1,8 @@
-/** The page: the list of pipelines, the open pipeline, and the gateway's health. */
+/** The page: the list of pipelines, and the open pipeline, "Operation", or the question for an API key. */
 
 import { get, problemIn } from "./api.js";
-import { hasKey, KeyForm } from "./key.js";
+import { hasKey } from "./key.js";
+import { KeyPrompt, forgetKey, showForget } from "./key-prompt.js";
 import { lazy } from "./lazy.js";
 import { html, render } from "./lib.js";
 import { OPERATION, openLink } from "./link.js";
@@ -9,26 +10,25 @@ import { PipelineList } from "./pipeline-list.js";
 import { ProblemNotice } from "./problem.js";
 import { Workbench } from "./workbench.js";
 
-const HEALTH_MS = 5000;
-
 const Operation = lazy(async () => (await import("./operation.js")).Operation);
 const NOT_READY = html`<a href=${`#${OPERATION}`}>Operation</a> shows what is missing.`;
 const work = document.getElementById("work");
 const list = document.getElementById("pipelines");
 const operation = document.getElementById("operation");
-const health = document.getElementById("health");
+const forget = document.getElementById("forget");
 let pipelines = [];
 let mayExplain = false;
 let last = "";
+let isWaiting = false;
 
 const showList = (open) => render(html`<${PipelineList} pipelines=${pipelines} open=${open} />`, list);
 
 async function show() {
   const { name, inputs } = openLink();
   showList(name);
-  if (name === OPERATION) operation.setAttribute("aria-current", "page");
-  else operation.removeAttribute("aria-current");
+  operation.removeAttribute("aria-current");
   if (name === OPERATION) {
+    operation.setAttribute("aria-current", "page");
     render(html`<${Operation} pipelines=${pipelines} last=${last} />`, work);
     document.title = "Operation · triton-gateway";
     return;
@@ -37,41 +37,49 @@ async function show() {
   const { values } = await get(`/v1/pipelines/${encodeURIComponent(name)}`);
   if (name !== openLink().name) return;
   const isReady = Boolean(values.inputs);
+  isWaiting = !isReady;
   const notReady = html`<h1>${name}</h1><p class="empty">${name} is not ready. ${values.state_detail} ${NOT_READY}</p>`;
   render(isReady ? html`<${Workbench} key=${location.hash} pipeline=${values} linked=${inputs} mayExplain=${mayExplain} />` : notReady, work);
   document.title = `${name} · triton-gateway`;
 }
 
-async function watchHealth() {
-  const isReady = await fetch("/health/ready").then((response) => response.ok, () => null);
-  health.textContent = isReady === null ? "unreachable" : isReady ? "ready" : "not ready";
-  health.className = isReady ? "chip good" : "chip bad";
-  setTimeout(watchHealth, HEALTH_MS);
-}
-
-function KeyPrompt({ refused }) {
-  return html`
-    <h1>Enter your API key</h1>
-    <p>This gateway answers requests with an API key. Enter yours at the top of the page; it is kept until you close this tab.</p>
-    ${refused && html`<${ProblemNotice} problem=${refused} />`}`;
-}
-
 function failed(error) {
   const problem = problemIn(error);
-  const needsKey = problem.status === 401;
-  render(needsKey ? html`<${KeyPrompt} refused=${hasKey() && problem} />` : html`<${ProblemNotice} problem=${problem} />`, work);
+  isWaiting = problem.status !== 401;
+  if (problem.status === 401) askForKey(hasKey() && problem);
+  else render(html`<${ProblemNotice} problem=${problem} />`, work);
+}
+
+/** `refused`: the problem of the key that was used last; false if there was none. */
+function askForKey(refused) {
+  render(null, list);
+  render(html`<${KeyPrompt} refused=${refused} onKey=${reload} />`, work);
 }
 
 async function load() {
   render(null, work);
   ({ pipelines, may_explain: mayExplain } = (await get("/v1/pipelines")).values);
   const first = pipelines.find(({ state }) => state === "ready") ?? pipelines[0];
+  isWaiting = !first;
   if (!first && !openLink().name) {
     render(html`<p class="empty">No model is ready yet. ${NOT_READY}</p>`, work);
     return;
   }
   if (!openLink().name) history.replaceState(null, "", `#${encodeURIComponent(first.name)}`);
   await show();
+}
+
+function reload() {
+  showForget();
+  load().catch(failed);
+}
+
+/** Ctrl+Enter presses the button that sends, wherever the focus is: of the form, the chat, Speak or the load test. */
+function sendOnEnter(event) {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || event.defaultPrevented) return;
+  const button = [...work.querySelectorAll("button.primary:enabled")].find((each) => each.checkVisibility());
+  event.preventDefault(); // also without a button: a link that has the focus would open a new tab
+  button?.click();
 }
 
 addEventListener("hashchange", () => (openLink().name ? show() : load()).catch(failed));
@@ -81,9 +89,15 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("pagehide", () => render(null, work));
 addEventListener("pageshow", (event) => {
-  if (event.persisted) load().catch(failed);
+  if (event.persisted) reload();
 });
-const keyForm = new KeyForm(document.getElementById("key"), () => load().catch(failed));
-addEventListener("unauthenticated", () => keyForm.ask());
-watchHealth();
-load().catch(failed);
+addEventListener("ready", () => {
+  if (isWaiting) reload();
+});
+addEventListener("unauthenticated", () => askForKey(false));
+forget.addEventListener("click", () => {
+  forgetKey();
+  reload();
+});
+addEventListener("keydown", sendOnEnter);
+reload();

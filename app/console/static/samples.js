@@ -13,9 +13,12 @@ export function Samples({ samples }) {
     <section class="card samples" aria-label="Call this pipeline">
       <h2>Call this pipeline</h2>
       <div class="languages"><${Tabs} names=${Object.keys(calls)} chosen=${chosen} label="Language" panel="code" onChoose=${setChosen} /></div>
-      <div class="sample" id="code" role="tabpanel" aria-label=${chosen}><${Copy} key=${chosen} text=${calls[chosen]} /><pre tabindex="0">${calls[chosen]}</pre></div>
+      <div class="sample" id="code" role="tabpanel" aria-label=${chosen}><${Copy} key=${chosen} text=${calls[chosen]} /><pre tabindex="0"><${Words} text=${calls[chosen]} /></pre></div>
     </section>`;
 }
+
+/** Lines break only between words, and never between an option such as `-F` and its value. */
+const Words = ({ text }) => text.match(/--?[A-Za-z-]+ \S+|\S+|\s+/g).map((part) => (part.trim() ? html`<span class="word">${part}</span>` : part));
 
 /** `label`: "Copy" if absent. */
 export function Copy({ text, label = "Copy", isQuiet = false }) {

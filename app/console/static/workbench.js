@@ -131,7 +131,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} pipeline=${pipeline}>
       ${!isNarrow && graph}
       <div class="panels" key="panels">
-        <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
+        <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit}>
           <h2>Request</h2>
           <${Gallery} pipeline=${pipeline} fields=${fields} loaded=${loaded} draft=${draft} onChoose=${replace} />
           <${Fields} fields=${fields} draft=${draft} errors=${errors} onChange=${change} />
@@ -201,7 +201,7 @@ function Heading({ pipeline }) {
       <p>${description || ""}</p>
       <p class="chips">
         ${chips.map((text) => html`<span class="chip">${text}</span>`)}
-        <a class="small" href=${`/docs#/${name}/run_${name}`}>Documentation of ${name}</a>
+        <a class="small" href=${`/docs#/${name}/run_${name}`}>API of ${name}</a>
       </p>
     </div>`;
 }
@@ -250,12 +250,6 @@ function errorsIn(error, fields) {
 
 /** Whether an error's field, for example `inputs.topics[2]`, is that field or a part of it. */
 const isWithin = (path, name) => path.replace(/^inputs\./, "").split(/[.[]/)[0] === name;
-
-function submitOnEnter(event) {
-  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
-  event.preventDefault();
-  submitForm(event.currentTarget);
-}
 
 /** Sends the form as its first button does, unless a request runs. */
 function submitForm(form) {

@@ -82,7 +82,8 @@ UNSPLIT = "failed to split the output tensor 'T' in responses: expected batch si
 DEADLOCK = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
 """No request causes this error in Triton 2.51."""
 BATCH_WRITER = "Step 'batch_writer' (its output 'T')"
-VIOLATIONS: list[tuple[str, dict[str, object], str, str]] = [
+Row = tuple[str, dict[str, object], str, str]
+VIOLATIONS: list[Row] = [
     ("chain", {"omit": True}, MISSING, f"{WRITER} {OMITTED}"),
     ("relay", {"omit": True}, MISSING, f"{BOTH} {OMITTED}"),
     ("stream_chain/stream", {"omit": True}, MISSING, f"{STREAM_WRITER} {OMITTED}"),
@@ -98,7 +99,7 @@ VIOLATIONS: list[tuple[str, dict[str, object], str, str]] = [
 ]
 """Pipeline, what its models do, and parts of the detail and of the hint."""
 ONE_RESPONSE = "`execute` of 'writer' must return one InferenceResponse for each request"
-MODEL_ERRORS: list[tuple[str, dict[str, object], str, str]] = [
+MODEL_ERRORS: list[Row] = [
     ("writer", {"count": 0}, "", ONE_RESPONSE),
     ("writer", {"count": 2}, "", "response sender needs model_transaction_policy { decoupled: true }"),
     ("declared_script", {"child": "stream_writer"}, "", "Call 'stream_writer' with exec(decoupled=True) and read all"),
@@ -117,9 +118,7 @@ MODEL_ERRORS: list[tuple[str, dict[str, object], str, str]] = [
 
 
 @pytest.mark.parametrize(("code", "cases"), [("contract_violation", VIOLATIONS), ("model_error", MODEL_ERRORS)])
-def test_the_problem_says_what_a_step_did_wrong(
-    client: httpx.Client, code: str, cases: list[tuple[str, dict[str, object], str, str]]
-) -> None:
+def test_the_problem_says_what_a_step_did_wrong(client: httpx.Client, code: str, cases: list[Row]) -> None:
     for pipeline, script, detail, hint in cases:
         answer = ask(client, pipeline, **script)
         problem = answer.json()

@@ -20,21 +20,31 @@ from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines.file import read_gateway_file
 from app.triton.model_folder import MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES, MAX_WIRES
 from tests.pipelines.test_presets import VLLM
-from tests.toolkit.broken_repositories import BROKEN, Repository
+from tests.toolkit.broken_repositories import BROKEN, Repository, sound
 from tests.toolkit.models import ensemble, model
+
+Checked = tuple[int, str]
+MIB = 1024 * 1024
 
 
 @pytest.fixture
-def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Checks a broken repository. Returns the exit status, standard output and standard error."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """Has five valid models. It is the folder ``models`` of the current one."""
     monkeypatch.chdir(tmp_path)
+    repository = Repository(tmp_path / "models")
+    sound(repository)
+    return repository
 
-    def checked(code: str, *flags: str) -> tuple[int, str, str]:
-        BROKEN[code].write(tmp_path)
+
+@pytest.fixture
+def check(repository: Repository, capsys: pytest.CaptureFixture[str]) -> Callable[..., Checked]:
+    """Returns the exit status and what was printed."""
+
+    def check(*flags: str) -> Checked:
         status = main(["check", "models", *flags])
-        return (status, *capsys.readouterr())
+        return status, "".join(capsys.readouterr())
 
-    return checked
+    return check
 
 
 @pytest.mark.parametrize(
@@ -48,9 +58,11 @@ def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     ],
 )
 def test_the_status_follows_from_the_severity(
-    checked, code: str, flags: tuple[str, ...], status: int, said: str
+    repository: Repository, check: Callable[..., Checked], code: str, flags: tuple[str, ...], *, status: int, said: str
 ) -> None:
-    found, output, _ = checked(code, *flags)
+    BROKEN[code].build(repository)
+    Path("gateway.yaml").write_text(BROKEN[code].gateway)
+    found, output = check(*flags)
     summary, *findings = output.partition("\n\n")[0].splitlines()
     assert (found, len(findings), summary.partition(": ")[2]) == (status, 1, said)
     assert f" {code} " in findings[0]
@@ -63,19 +75,25 @@ def test_the_summary_counts_models_and_pipelines(pytestconfig: pytest.Config, mo
     assert capsys.readouterr().out == "22 models, 10 pipelines: no findings\n"
 
 
-def test_only_the_gateway_yaml_of_the_models_is_checked(checked, capsys) -> None:
-    assert ": pipelines.broken" not in checked("gateway-yaml")[1]
+def test_only_the_gateway_yaml_of_the_models_is_checked(
+    repository: Repository, check: Callable[..., Checked], capsys
+) -> None:
+    BROKEN["gateway-yaml"].build(repository)
+    Path("gateway.yaml").write_text(BROKEN["gateway-yaml"].gateway)
+    assert ": pipelines.broken" not in check()[1]
     Path("gateway.yaml").rename("models/gateway.yaml")
-    assert main(["check", "models"]) == 1
-    assert "models/gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in capsys.readouterr().out
+    status, printed = check()
+    assert status == 1
+    assert "models/gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in printed
     Path("models").rename("triton_models")
     Path("triton_models/gateway.yaml").rename("gateway.yaml")
     assert main(["check"]) == 1
     assert " gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in capsys.readouterr().out
 
 
-def test_the_json_format(checked) -> None:
-    status, output, _ = checked("unwritten-tensor", "--format", "json")
+def test_the_json_format(repository: Repository, check: Callable[..., Checked]) -> None:
+    BROKEN["unwritten-tensor"].build(repository)
+    status, output = check("--format", "json")
     report = json.loads(output)
     (finding,) = report.pop("findings")
     assert status == 1
@@ -99,9 +117,9 @@ def test_the_json_format(checked) -> None:
         (["--triton", "127.0.0.1:9"], "Nothing answers at 127.0.0.1:9 (gRPC). Is it Triton's gRPC port, usually 8001?"),
     ],
 )
-def test_a_failed_check_is_status_2(checked, capsys, monkeypatch, arguments: list[str], expected: str) -> None:
+@pytest.mark.usefixtures("repository")
+def test_a_failed_check_is_status_2(capsys, monkeypatch, arguments: list[str], expected: str) -> None:
     """With --triton, the settings of TLS are those of the gateway."""
-    checked("cycle")
     assert main(["check", *arguments]) == 2
     assert expected in capsys.readouterr().err
     monkeypatch.setenv("GATEWAY_TRITON_CA", "no.pem")
@@ -109,36 +127,14 @@ def test_a_failed_check_is_status_2(checked, capsys, monkeypatch, arguments: lis
     assert "no.pem: cannot be read" in capsys.readouterr().err
 
 
-def test_a_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> None:
-    BROKEN["cycle"].write(tmp_path)
+def test_a_reader_that_closes_the_pipe_early_changes_nothing(repository: Repository) -> None:
+    BROKEN["cycle"].build(repository)
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "app.cli", "check", str(tmp_path / "models")]
+    command = [sys.executable, "-m", "app.cli", "check", str(repository.path)]
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
-
-
-Checked = tuple[int, str]
-MIB = 1024 * 1024
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    repository = Repository(tmp_path / "models")
-    repository.model("ident", "X", "Y")
-    return repository
-
-
-@pytest.fixture
-def check(repository: Repository, capsys: pytest.CaptureFixture[str]) -> Callable[..., Checked]:
-    """Returns the exit status and what was printed."""
-
-    def check(*flags: str) -> Checked:
-        status = main(["check", str(repository.path), *flags])
-        return status, "".join(capsys.readouterr())
-
-    return check
 
 
 def link_to_device(path: Path) -> None:
@@ -212,7 +208,7 @@ def test_nested_ensembles_are_followed_once(
         repository.ensemble(name, "X", "Y", f"{below} X=X > Y=t", f"{below} X=t > Y=Y")
     (repository.path / "gateway.yaml").write_text("pipelines: {p: {model: e0}, q: {model: e1}}\n")
     status, printed = check()
-    assert (status, f"{depth + 1} models" in printed) == (int(last == "absent"), True)
+    assert (status, f"{depth + 5} models" in printed) == (int(last == "absent"), True)
 
 
 def test_an_ensemble_with_too_many_wires_is_not_compared(repository: Repository, check: Callable[..., Checked]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -61,13 +62,6 @@ async def become_true(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-class SilentEngine(FakeEngine):
-    async def is_live(self) -> bool:
-        if not self.is_up:
-            await asyncio.sleep(3600)
-        return True
-
-
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -77,10 +71,12 @@ class SilentEngine(FakeEngine):
     ],
     ids=lambda text: text[:60],
 )
-async def test_neither_an_unusable_file_nor_a_silent_triton_ends_the_reloads(tmp_path: Path, hostile: str) -> None:
+async def test_neither_an_unusable_file_nor_a_silent_triton_ends_the_reloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: str
+) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain}}")
-    engine = SilentEngine.of(PLAIN)
+    engine = FakeEngine.of(PLAIN)
     async with refreshed(engine, path) as (catalog, metrics):
         await become("model_ready", metrics, 1, model="plain")
         path.write_text(hostile)
@@ -89,7 +85,7 @@ async def test_neither_an_unusable_file_nor_a_silent_triton_ends_the_reloads(tmp
         path.write_text("pipelines: {p: {model: plain}, q: {model: plain}}")
         await become_true(lambda: "q" in catalog.entries and catalog.entries["q"].pipeline is not None)
         await become("config_reload_failed", metrics, 0)
-        engine.is_up = False
+        monkeypatch.setattr(engine, "is_live", asyncio.Event().wait)
         path.write_text("[")
         await become("config_reload_failed", metrics, 1)
         path.write_text("pipelines: {p: {model: plain}}")
@@ -97,21 +93,16 @@ async def test_neither_an_unusable_file_nor_a_silent_triton_ends_the_reloads(tmp
         assert catalog.entries.keys() == {"p"}
 
 
-class FailingEngine(FakeEngine):
-    async def is_live(self) -> bool:
-        if not self.is_up:
-            raise ZeroDivisionError
-        return True
-
-
-async def test_an_unexpected_exception_is_logged_and_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_exception_is_logged_and_retried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain}}")
-    engine = FailingEngine.of(PLAIN)
-    engine.is_up = False
+    engine = FakeEngine.of(PLAIN)
+    monkeypatch.setattr(engine, "is_live", AsyncMock(side_effect=ZeroDivisionError))
     async with refreshed(engine, path) as (catalog, metrics):
         await become_true(lambda: "ZeroDivisionError" in caplog.text)
-        engine.is_up = True
+        monkeypatch.setattr(engine, "is_live", AsyncMock(return_value=True))
         await become("model_ready", metrics, 1, model="plain")
         assert catalog.is_ready
 

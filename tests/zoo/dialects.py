@@ -25,9 +25,8 @@ EARLY_EXIT = "nothing"
 def values_of(tensor: Tensor) -> list[Any]:
     """The flat JSON values of a tensor: NaN and infinity are null, bytes that are not UTF-8 are U+FFFD."""
     array = wide(tensor).reshape(-1)
-    if tensor.datatype != "BYTES" and np.isfinite(array).all():
-        return array.tolist()
-    return [_value(tensor.datatype, "text", element) for element in array.tolist()]
+    is_json = tensor.datatype != "BYTES" and np.isfinite(array).all()
+    return array.tolist() if is_json else [_converted(each, "text") for each in array.tolist()]
 
 
 def wide(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -44,12 +43,8 @@ def nested(tensor: Tensor, kind: str, *, has_batch: bool, keeps_batch: bool, is_
         array = array[0]
     if is_single:
         array = array.reshape(array.shape[0]) if keeps_batch else array.reshape(())
-    if tensor.datatype != "BYTES":
-        return array.tolist() if np.isfinite(array).all() else _without_nan(array)
-    converted = np.empty(array.shape, np.object_)
-    for index in np.ndindex(array.shape):
-        converted[index] = _value("BYTES", kind, array[index])
-    return converted.tolist()
+    is_json = tensor.datatype != "BYTES" and np.isfinite(array).all()
+    return array.tolist() if is_json else _converted(array.tolist(), kind)
 
 
 def event_of(kind: Kind, response: Tensors, *, batch: bool) -> dict[str, Any]:
@@ -109,22 +104,15 @@ def is_json(case: Case) -> bool:
     return not any(form.is_raw for form in case.kind.input_forms.values())
 
 
-def _value(datatype: str, kind: str, element: Any) -> Any:
-    if datatype != "BYTES":
-        return None if isinstance(element, float) and not np.isfinite(element) else element
+def _converted(values: Any, kind: str) -> Any:
+    """The JSON of a list or an element of a tensor."""
+    if isinstance(values, list):
+        return [_converted(each, kind) for each in values]
+    if not isinstance(values, bytes):
+        return values if np.isfinite(values) else None
     if kind == "text":
-        return element.decode("utf-8", "replace")
-    return json.loads(element) if kind == "json" else base64.b64encode(element).decode()
-
-
-def _without_nan(array: np.ndarray[Any, Any]) -> Any:
-    if array.ndim == 0:
-        return None
-    return (
-        [_without_nan(part) for part in array]
-        if array.ndim > 1
-        else [_value("FP32", "", each) for each in array.tolist()]
-    )
+        return values.decode("utf-8", "replace")
+    return json.loads(values) if kind == "json" else base64.b64encode(values).decode()
 
 
 Dialect = Callable[[httpx.Client, Case, Truth, Random], None]

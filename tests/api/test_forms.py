@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.pipelines import forms
-from app.api.pipelines.forms import MAX_HEADER_BYTES, MAX_HEADERS, parts_of
+from app.api import bodies
+from app.api.bodies import MAX_HEADER_BYTES, MAX_HEADERS, parts_of
 from app.core.errors import InvalidInput, InvalidRequest
 from app.pipelines.body import FilePart
 
@@ -98,7 +98,7 @@ def test_a_form_has_its_parts_wherever_a_window_ends(data: st.DataObject, window
     contents = data.draw(st.lists(pieces.map(b"".join).filter(lambda content: b"\r\n--x" not in content)))
     body = bytes(form(("n", b""), *[("a", content) for content in contents])) + data.draw(pieces.map(b"".join))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forms, "WINDOW_BYTES", window_bytes)
+        patch.setattr(bodies, "WINDOW_BYTES", window_bytes)
         found = parts_of(FORM, memoryview(body), ["a"])
     assert found == {"n": b"", **({"a": contents} if contents else {})}
 

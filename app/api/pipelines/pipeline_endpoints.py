@@ -22,7 +22,6 @@ from app.api import bodies
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, Found, Layer, check_socket_origin
 from app.api.exchange import JSON, Exchange, JsonResponse, check_pipeline
-from app.api.pipelines.forms import MAX_PARTS, check_given_once, parts_of
 from app.api.streaming import TRANSPORT, MessageHandler, Reply, ResumedResponse, Socket, StreamResponse, handshake
 from app.codecs.json_scan import malformed, members_of
 from app.codecs.kinds import FILE_TYPES, check_media_type, is_file_type
@@ -332,8 +331,8 @@ async def read_inference(
 
 def _request_of_form(pipeline: Pipeline, content_type: str, body: memoryview) -> InferenceRequest:
     lists = [field.name for field in pipeline.inputs if field.is_list_of_files]
-    max_parts = MAX_PARTS + len(lists) * pipeline.max_items
-    return pipeline.request_of_form(parts_of(content_type, body, lists, max_parts))
+    max_parts = bodies.MAX_PARTS + len(lists) * pipeline.max_items
+    return pipeline.request_of_form(bodies.parts_of(content_type, body, lists, max_parts))
 
 
 async def read_message(
@@ -354,7 +353,7 @@ def query_of(exchange: Exchange, file: str) -> dict[str, str]:
     """The parameters of a raw body, whose field is ``file``. Raises InvalidRequest or InvalidInput."""
     bodies.check_query(exchange)
     query = QueryParams(exchange.scope["query_string"])
-    check_given_once([file, *(name for name, _ in query.multi_items())])
+    bodies.check_given_once([file, *(name for name, _ in query.multi_items())])
     return dict(query)
 
 

@@ -33,14 +33,6 @@ def drained(queue: FairQueue[Request]) -> list[Request]:
     return found
 
 
-def test_a_blocked_request_does_not_delay_others() -> None:
-    blocked, other = Request("blocked"), Request("other")
-    queue = filled(blocked, other)
-    assert queue.take(lambda request: request is not blocked) is other
-    assert queue.take(lambda request: request is not blocked) is None
-    assert queue.size == 1
-
-
 @pytest.mark.parametrize(
     ("waiting", "new", "displaced"),
     [

@@ -67,21 +67,6 @@ async def turn(catalog: Catalog) -> None:
 
 
 class TestFollowingTheModels:
-    async def test_a_pipeline_is_served_when_its_model_is_ready(self, engine: FakeEngine, path: Path) -> None:
-        engine.unready = {"plain"}
-        write(path, FILE)
-        catalog = Catalog(engine, path)
-        catalog.load_file()
-        assert not catalog.is_ready
-        await turn(catalog)
-        assert not catalog.is_ready
-        with pytest.raises(ModelNotReady, match="model not ready"):
-            catalog.pipeline("p")
-        engine.unready = set()
-        await turn(catalog)
-        assert catalog.is_ready
-        assert catalog.pipeline("p").config == PLAIN
-
     async def test_the_error_for_an_unknown_name_suggests_a_name(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         with pytest.raises(UnknownPipeline, match="did you mean 'p'"):
@@ -131,13 +116,6 @@ class TestWithoutAFile:
         engine.is_up = False
         await turn(catalog)
         assert catalog.entries.keys() == {"other"}
-
-    async def test_a_model_without_a_json_form_is_misconfigured(self, engine: FakeEngine) -> None:
-        engine.configs["odd"] = model("X INVALID [1]", "Y FP32 [1]", name="odd")
-        catalog = Catalog(engine)
-        await turn(catalog)
-        assert catalog.entries["odd"].state is VersionState.MISCONFIGURED
-        assert catalog.entries["plain"].state is VersionState.READY
 
 
 class TestFollowingTheFile:

@@ -274,12 +274,3 @@ def test_a_model_that_adds_or_drops_dimensions_of_1(
 )
 def test_the_typed_empty_value(text: str, size: int, batch: bool, empty: Any) -> None:
     assert field(text, size, batch=batch).empty_value == empty
-
-
-def test_by_default_text_is_concatenated_and_numbers_listed() -> None:
-    assert field("Y BYTES [1]").join == "concatenate"
-    assert field("Y FP32 [1]").join == "list"
-    assert field("Y BYTES [1]", join="last").join == "last"
-    assert field("Y BYTES [1]").is_text_run
-    assert not field("Y BYTES [-1]").is_text_run
-    assert not field("Y BYTES [1]", join="last").is_text_run

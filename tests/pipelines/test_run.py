@@ -167,27 +167,18 @@ def piece(text: bytes | None = None, ids: list[int] | None = None, *, is_final: 
     return response(*tensors, is_final=is_final)
 
 
-@given(st.text(max_size=20), st.data())
-def test_text_split_anywhere_is_joined(text: str, data: st.DataObject) -> None:
-    content = text.encode()
+@given(st.binary(max_size=30) | st.text(max_size=20).map(str.encode), st.data(), st.booleans())
+def test_text_split_anywhere_is_joined_and_incomplete_characters_are_replaced(
+    content: bytes, data: st.DataObject, apart: bool
+) -> None:
+    """``apart``: the final response has no text."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=5)))
     pieces = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
     c = collector(streamed())
-    values = [c.add(piece(each, [1], is_final=place == len(pieces) - 1)) for place, each in enumerate(pieces)]
-    assert "".join(value["TEXT"] for value in values if value) == text
-    assert c.finish().outputs == ()
-
-
-@given(st.lists(st.binary(max_size=6), min_size=1, max_size=6), st.booleans())
-def test_incomplete_characters_are_replaced_at_the_end(pieces: list[bytes], apart: bool) -> None:
-    c = collector(streamed())
-    texts = []
-    for place, each in enumerate(pieces):
-        values = c.add(piece(each, is_final=not apart and place == len(pieces) - 1))
-        texts.append(values["TEXT"] if values else "")
-    ending = c.finish()
-    texts += [values["TEXT"] for values in ending.outputs]
-    assert "".join(texts) == b"".join(pieces).decode("utf-8", "replace")
+    values = [c.add(piece(each, is_final=not apart and place == len(pieces) - 1)) for place, each in enumerate(pieces)]
+    rest = c.finish().outputs
+    assert "".join(value["TEXT"] for value in (*values, *rest) if value) == content.decode("utf-8", "replace")
+    assert apart or rest == ()
 
 
 def test_an_output_that_is_missing_or_has_no_elements_is_empty() -> None:
@@ -356,24 +347,18 @@ def test_a_violation_names_what_was_sent_and_what_was_agreed(
     assert (caught.value.detail, caught.value.hint) == (f"Output 'T' has shape [2,5]; {detail}", hint)
 
 
-def test_a_parameter_of_the_request_may_be_the_limit() -> None:
+@pytest.mark.parametrize(
+    ("parameter", "body", "most"),
+    [({"default": 1}, b'{"chunk": 2}', 2), ({"default": 1}, b"{}", 1), ({"optional": True}, b"{}", None)],
+)
+def test_a_parameter_of_the_request_may_be_the_limit(parameter: dict[str, Any], body: bytes, most: int | None) -> None:
     p = pipeline(
         model([], "T INT32 [-1]", max_batch_size=4),
-        parameters={"chunk": {"type": "integer", "default": 1}},
+        parameters={"chunk": {"type": "integer", **parameter}},
         contract={"T": {"max_items": "chunk", "shape": [-1]}},
     )
-    collector = Collector(p, p.request_of_json(b'{"chunk": 2}'))
-    collector.add(of_shape(1, 2))
-    with pytest.raises(ContractViolation, match="at most 2"):
-        collector.add(of_shape(1, 3))
-    with pytest.raises(ContractViolation, match="at most 1"):
-        Collector(p, p.request_of_json(b"{}")).add(of_shape(1, 2))
-
-
-def test_an_absent_optional_limit_has_no_effect() -> None:
-    p = pipeline(
-        model([], "T INT32 [-1]"),
-        parameters={"chunk": {"type": "integer", "optional": True}},
-        contract={"T": {"max_items": "chunk"}},
-    )
-    assert Collector(p, p.request_of_json(b"{}")).add(of_shape(100)) is not None
+    found = Collector(p, p.request_of_json(body))
+    found.add(of_shape(1, 100 if most is None else most))
+    if most is not None:
+        with pytest.raises(ContractViolation, match=f"at most {most}"):
+            found.add(of_shape(1, most + 1))

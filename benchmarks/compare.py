@@ -2,19 +2,20 @@
 
 import asyncio
 import operator
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from benchmarks.awake import processors_awake
 from benchmarks.figure import Figure, bars
 from benchmarks.load.orders import Ask, Order, Relay, Report, Unary, UnexpectedAnswer
 from benchmarks.servers import Asks, Peer, Start, running_triton
@@ -295,3 +296,20 @@ def say(text: str) -> None:
     """Shows the progress on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+_SPIN = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+"""Runs only while nothing else wants to run on the processor."""
+
+
+@contextmanager
+def processors_awake() -> Iterator[None]:
+    """Runs a process on each processor. Waking a processor of a virtual machine takes longer than relaying an event."""
+    command = [sys.executable, "-S", "-c", _SPIN]
+    processes = [subprocess.Popen(command) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,13 +1,16 @@
 """`python -m benchmarks entered`: how much code a request enters, that is, how much a reader of it must read.
 
 A gateway runs under ``sys.setprofile`` in front of a real Triton, over real connections. Each case is repeated; a
-function counts if every repetition enters it, so background tasks do not count.
+function counts if every repetition enters it. Background tasks do not count. Nor does a coroutine that is only resumed
+to resume the one that it awaits, as those that opened a stream are for each event.
 """
 
+import asyncio
 import json
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,8 +28,10 @@ from benchmarks.table import Table
 APP = f"{ROOT / 'app'}/"
 WARM = 50
 """Requests before the count, so that what runs once or seldom does not count."""
-EVENTS = 5
-"""Together they take less time than the interval of each background task."""
+EVENTS = 40
+LEAST = 5
+"""A function that is entered less often during these events belongs to a background task."""
+AFTER_AWAIT = 3  # of the instruction RESUME
 JSON = {"content-type": "application/json"}
 POST = HttpAsk("/v1/pipelines/bench_identity", json_of(input=[1.5, 2.5, 3.5, 4.5]))
 STREAM = HttpAsk("/v1/pipelines/bench_stream/stream", json_of(count=100, interval_ms=5))
@@ -39,20 +44,8 @@ Entered = frozenset[tuple[str, str]]
 """Files of ``app`` and the qualified names of their functions."""
 
 
-class Recorder:
-    """The functions that a gateway enters between ``start`` and ``stop``, told over a socket to its other end."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-
-    def start(self) -> None:
-        self._control.sendall(b"start\n")
-        assert self._control.recv(16) == b"started\n"
-
-    def stop(self) -> Entered:
-        self._control.sendall(b"stop\n")
-        with self._control.makefile() as lines:
-            return frozenset(map(tuple, json.loads(lines.readline())))
+Recorder = Callable[[int], Entered]
+"""Returns the functions that the gateway has entered since the last call, at least as often as given."""
 
 
 async def run(rounds: int) -> list[Table]:
@@ -76,11 +69,11 @@ async def _once(case: Callable[[], Awaitable[Entered]]) -> Entered:
 
 
 async def _post(gateway: httpx.AsyncClient, recorder: Recorder) -> Entered:
-    recorder.start()
+    recorder(1)
     answer = await gateway.post(POST.path, content=POST.body, headers=JSON)
-    entered = recorder.stop()
     answer.raise_for_status()
-    return entered
+    await asyncio.sleep(0.02)  # the gateway logs a request after its answer
+    return recorder(1)
 
 
 async def _event(gateway: httpx.AsyncClient, recorder: Recorder, ask: HttpAsk) -> Entered:
@@ -88,10 +81,10 @@ async def _event(gateway: httpx.AsyncClient, recorder: Recorder, ask: HttpAsk) -
         lines = (line async for line in answer.aiter_lines() if line.startswith("data:"))
         for _ in range(10):
             await anext(lines)
-        recorder.start()
+        recorder(1)
         for _ in range(EVENTS):
             await anext(lines)
-        entered = recorder.stop()
+        entered = recorder(LEAST)
         async for _ in lines:  # otherwise the next case would record the cancellation of this stream
             pass
         return entered
@@ -123,26 +116,37 @@ async def _recorded_gateway() -> AsyncIterator[tuple[httpx.AsyncClient, Recorder
                 httpx.AsyncClient(base_url=peer.url) as client,
             ):
                 control, _ = listening.accept()
-                with control:
-                    yield client, Recorder(control)
+                with control, control.makefile("rw") as lines:
+
+                    def recorded(least: int) -> Entered:
+                        lines.write(f"{least}\n")
+                        lines.flush()
+                        return frozenset(map(tuple, json.loads(lines.readline())))
+
+                    yield client, recorded
 
 
 def record(control: socket.socket) -> None:
-    """Records in a thread the functions that all other threads enter, when the other end asks for it."""
-    entered: set[CodeType] = set()
+    """Records in a thread the functions that all other threads enter. A line from the other end asks for them."""
+    entered = Counter[CodeType]()
+    running: dict[FrameType | None, list[int]] = {}
 
     def profile(frame: FrameType, event: str, _argument: object) -> None:
         if event == "call":
-            entered.add(frame.f_code)
+            if (caller := running.get(frame.f_back)) is not None:
+                caller[1] += 1
+            running[frame] = [frame.f_lasti, 0]
+        elif event == "return":
+            (resumed_at, calls), code = running.pop(frame, (0, 0)), frame.f_code
+            if calls != 1 or resumed_at != frame.f_lasti + 2 or code.co_code[resumed_at + 1] != AFTER_AWAIT:
+                entered[code] += 1
 
     def listen() -> None:
         with control.makefile("rw") as lines:
-            for line in lines:
-                if line == "start\n":
-                    entered.clear()
-                    lines.write("started\n")
-                else:
-                    lines.write(f"{json.dumps(sorted(_names_of(list(entered))))}\n")
+            for least in lines:
+                often = [code for code, times in list(entered.items()) if times >= int(least)]
+                lines.write(f"{json.dumps(sorted(_names_of(often)))}\n")
+                entered.clear()
                 lines.flush()
 
     threading.Thread(target=listen, daemon=True).start()

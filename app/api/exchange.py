@@ -57,7 +57,8 @@ class Exchange:
         self.caller: Caller = ANYONE
         self.key: Key | None = None
         self.cors_headers: Sequence[Header] = ()
-        self._send = send
+        self.send_body = send
+        """Sends the messages after the start of an answer. :meth:`send` does so too."""
         self._budget = budget
         self._held_bytes = 0
         self.body_memory: mmap | None = None
@@ -151,7 +152,7 @@ class Exchange:
         if message["type"] == "http.response.start":
             message["headers"] = self._headers_of(message["status"], message["headers"])
             self.is_answering = True
-        await self._send(message)
+        await self.send_body(message)
 
     def upgrade(self, protocol: ServerProtocol, headers: Iterable[Header], terms: SocketTerms) -> WebSocket:
         """Makes the connection a WebSocket. Raises the errors of :meth:`HttpConnection.upgrade`."""
@@ -164,8 +165,8 @@ class Exchange:
         own = self._headers_of(200, (*headers, (b"content-length", b"%d" % len(body))))
         self.is_answering = True
         if not self.connection.answer(200, own, body):
-            await self._send({"type": "http.response.start", "status": 200, "headers": own})
-            await self._send({"type": "http.response.body", "body": body})
+            await self.send_body({"type": "http.response.start", "status": 200, "headers": own})
+            await self.send_body({"type": "http.response.body", "body": body})
 
     async def send_json(self, values: Mapping[str, Any]) -> None:
         """Sends a whole answer with the status 200."""

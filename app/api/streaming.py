@@ -107,7 +107,7 @@ class StreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
-        self._connection, self._send = exchange.connection, send
+        self._connection, self._send = exchange.connection, exchange.send_body
         try:
             with exchange.cancelled_on_disconnect():
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

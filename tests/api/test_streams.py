@@ -147,8 +147,8 @@ class Client:
 
     async def ask(self, log: LiveLog, limits: Limits) -> None:
         response = StreamResponse(log, limits, on_left=self.left.append, closing=AsyncMock())
-        exchange = exchange_with([("x", "y")], connection=self.connection)
-        await response(exchange.scope, nothing, self.send)
+        exchange = exchange_with([("x", "y")], connection=self.connection, send=self.send)
+        await response(exchange.scope, nothing, exchange.send)
         assert exchange.header(b"x") is None
         assert exchange.scope["headers"] == []
 

@@ -5,18 +5,14 @@ Source of the answers: the types of OpenAI's Python client.
 """
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
-from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
 from app.api.bodies import Limits, off_loop
@@ -25,7 +21,7 @@ from app.api.downloads import ImageDownloads
 from app.api.endpoint import Found
 from app.api.exchange import Exchange
 from app.api.openai import chat_request
-from app.api.openai.choices import ChatChoice, Choice, CompletionChoice, TextOptions
+from app.api.openai.choices import ChatChoice, Choice, ChunkResponse, CompletionChoice, TextAnswer, TextOptions
 from app.api.openai.requests import (
     NEUTRAL_OF_TEXTS,
     Door,
@@ -36,16 +32,13 @@ from app.api.openai.requests import (
     required,
     take,
 )
-from app.api.streaming import StreamResponse
-from app.core.answer import Answer, Ending, Tokens, Values
-from app.core.errors import DeadlineExceeded, FieldProblem, GatewayError
-from app.core.inference import InferenceRequest, InferenceResponse, new_request_id
+from app.core.errors import DeadlineExceeded, FieldProblem
+from app.core.inference import InferenceRequest, new_request_id
 from app.llm.tokenizer import COUNTED_AT_ONCE
 from app.llm.tool_calls import PROMPT_END, GuidedParser, parser_of
 from app.pipelines.body import Body, refused
 from app.pipelines.openai_mapping import TextForm
 from app.pipelines.spec import ADAPTER
-from app.streams.stream import Event
 
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 Stop = Annotated[list[StopText], Meta(max_length=4)] | StopText
@@ -67,96 +60,6 @@ KEEPS_STOP = "include_stop_str_in_output"
 """vLLM's field. The gateway also reads it, because it ends the text itself."""
 Fields = dict[str, Body]
 """The pipeline's fields, as JSON."""
-_ends = ThreadPoolExecutor(1, "ends")
-"""Finishes the answers that end slowly, one after the other."""
-_turns = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
-"""One answer at a time catches up, so that other requests get every second turn of the loop."""
-
-
-class TextAnswer(Answer):
-    """One object with the whole texts, or a chunk for each piece of a text."""
-
-    has_enough = False
-    """Whether a stop text was found in every choice."""
-
-    def __init__(self, choices: Sequence[Choice], model: str, request_id: str, options: TextOptions) -> None:
-        first = choices[0]
-        self._choices = choices
-        self._streams = options.stream
-        self._head = {
-            "id": f"{first.id_prefix}-{request_id}",
-            "created": int(time.time()),
-            "model": model,
-            "object": first.chunk_kind if options.stream else first.kind,
-        }
-        self._usage = {"usage": None} if options.include_usage else {}
-        """Of a chunk that is not the last one."""
-
-    @property
-    def tokens(self) -> Tokens | None:
-        """The tokens of all choices. The prompt counts once."""
-        counts = [choice.tokens for choice in self._choices if choice.tokens is not None]
-        if not counts:
-            return None
-        prompt = next((count.prompt for count in counts if count.prompt is not None), None)
-        reasoning = [count.reasoning for count in counts if count.reasoning is not None]
-        return Tokens(prompt, sum(count.completion for count in counts), sum(reasoning) if reasoning else None)
-
-    def add(self, response: InferenceResponse) -> Values | None:
-        """Raises the errors of :meth:`Choice.add`."""
-        choice = self._choices[response.choice]
-        chunk = choice.add(response)
-        if choice.has_stopped:
-            self.has_enough = all(each.has_stopped for each in self._choices)
-        if chunk is None:
-            return None
-        return {**self._head, "choices": [{"index": response.choice, **chunk}], **self._usage}
-
-    def finish(self, error: GatewayError | None = None) -> Ending:
-        """``usage`` is left out if the tokens cannot be counted. Raises the errors of :meth:`Choice.finish`."""
-        rests = [
-            {"index": index, **each} for index, choice in enumerate(self._choices) for each in choice.finish(error)
-        ]
-        early_exit = next((choice.early_exit for choice in self._choices if choice.early_exit is not None), None)
-        usage, tokens = Values(), self.tokens
-        if tokens is not None and tokens.prompt is not None:
-            prompt, completion = tokens.prompt, tokens.completion
-            total = prompt + completion
-            usage["usage"] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
-            if tokens.reasoning is not None:
-                details = {"reasoning_tokens": min(tokens.reasoning, completion)}
-                usage["usage"]["completion_tokens_details"] = details
-        if not self._streams:
-            return Ending(early_exit, [{**self._head, "choices": rests, **usage}])
-        chunks: list[Values] = [{**self._head, "choices": [each], **self._usage} for each in rests]
-        if self._usage and usage:
-            chunks.append({**self._head, "choices": [], **usage})
-        return Ending(early_exit, chunks)
-
-    async def end(self, error: GatewayError | None = None) -> Ending:
-        """Reads the rest of the text in pieces, and finishes in a thread if that takes long."""
-        loop = asyncio.get_running_loop()
-        for choice in self._choices:
-            while choice.unread:
-                async with _turns.setdefault(loop, asyncio.Lock()):
-                    choice.catch_up()
-                    await asyncio.sleep(0)
-        if any(choice.ends_slowly for choice in self._choices):
-            return await loop.run_in_executor(_ends, self.finish, error)
-        return self.finish(error)
-
-
-_FRAME = ServerSentEvent("%b", sep="\n").encode()
-_DONE = ServerSentEvent("[DONE]", sep="\n").encode()
-
-
-class ChunkResponse(StreamResponse):
-    """The events of a stream in OpenAI's format: chunks, and ``[DONE]`` or an error at the end."""
-
-    @staticmethod
-    def frame_of(event: Event) -> bytes:
-        """Events have no ids and names, because OpenAI's clients use neither. An error has the single key ``error``."""
-        return _DONE if event.name == "done" else _FRAME % event.data
 
 
 async def downloaded(

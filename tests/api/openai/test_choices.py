@@ -16,10 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.openai.chat_request import ToolUse
-from app.api.openai.choices import MAX_CHECKED_CHARACTERS, ChatChoice, StopMatcher, TextOptions, completion_logprobs
+from app.api.openai.choices import (
+    MAX_CHECKED_CHARACTERS,
+    ChatChoice,
+    StopMatcher,
+    TextAnswer,
+    TextOptions,
+    completion_logprobs,
+)
 from app.api.openai.embeddings import EmbeddingsRoute, batch_of
 from app.api.openai.requests import Door, NamedRequest, read_members
-from app.api.openai.text_routes import ChatRoute, CompletionsRoute, TextAnswer
+from app.api.openai.text_routes import ChatRoute, CompletionsRoute
 from app.core.errors import InvalidInput, ToolCallMissing
 from app.core.inference import InferenceResponse
 from app.llm.tool_calls import parser_of

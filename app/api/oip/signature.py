@@ -263,8 +263,8 @@ def _check_parameter(name: str, value: inference.Parameter) -> None:
         )
     if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):  # Triton truncates text at a NUL
         raise InvalidInput(f"parameter '{shown(name)}' must have at most {MAX_TEXT} characters, and no NUL.")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63 and name != "sequence_id":
-        raise InvalidInput(f"parameter '{shown(name)}' is an integer beyond 64 bits.")
+    if isinstance(value, int | float) and not -(2**63) <= value < 2**63 and name != "sequence_id":
+        raise InvalidInput(f"parameter '{shown(name)}' is a number beyond 64 bits.")
 
 
 def not_json() -> InvalidJson:

@@ -34,15 +34,6 @@ def error_of(path: Path, text: str | bytes) -> str:
     return str(caught.value).replace(f"{path}:", "")
 
 
-def test_a_complaint_has_the_line_of_its_key(path: Path) -> None:
-    path.write_text(GOOD)
-    file = read_gateway_file(path)
-    assert file.complaint(("pipelines", "ocr", "inputs", "image", "tensor"), "is odd") == (
-        f"{path}:5: pipelines.ocr.inputs.image.tensor is odd"
-    )
-    assert file.complaint(("pipelines", "ocr", "outputs", "texts"), "is odd").startswith(f"{path}:2: ")
-
-
 @pytest.mark.parametrize(
     ("added", "expected"),
     [

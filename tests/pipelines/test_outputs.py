@@ -23,9 +23,9 @@ def field(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: An
     return pipeline(config, outputs=outputs, batch=batch).outputs[0]
 
 
-def rendered(output: OutputField, array: Any) -> Any:
+def rendered(output: OutputField, array: Any, items: int = 1) -> Any:
     """Returns the JSON for the caller from Triton's array."""
-    value = output.value_of(output.array_of(Tensor("Y", output.tensor.datatype, array)))
+    value = output.value_of(output.array_of(Tensor("Y", output.tensor.datatype, array), items))
     return orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
@@ -151,9 +151,7 @@ def test_invalid_json_is_a_violation() -> None:
     ],
 )
 def test_with_batch_there_is_a_value_for_each_item(text: str, shape: tuple[int, ...], items: int, value: Any) -> None:
-    output = field(text, 8, batch=True)
-    found = output.value_of(output.array_of(Tensor("Y", "INT64", counted(*shape)), items))
-    assert orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)) == value
+    assert rendered(field(text, 8, batch=True), counted(*shape), items) == value
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,12 @@ def test_a_lost_triton_does_not_count_as_a_tls_error() -> None:
 
 
 class TestToken:
-    @pytest.mark.parametrize("with_tls", [True, False])
-    async def test_every_call_has_the_token(self, kind: Kind, with_tls: bool, authority: Authority) -> None:
+    async def test_every_call_over_tls_has_the_token(self, kind: Kind, authority: Authority) -> None:
         path = authority.folder / "token"
         path.write_text("secret-1\n")
-        server = authority.server("127.0.0.1") if with_tls else None
-        credentials = Credentials(authority.files() if with_tls else None, path)
+        credentials = Credentials(authority.files(), path)
         async with (
-            serving(recording := _Checking(), server) as triton,
+            serving(recording := _Checking(), authority.server("127.0.0.1")) as triton,
             calling(triton.url, kind, credentials) as engine,
         ):
             assert await engine.answers()

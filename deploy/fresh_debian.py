@@ -122,6 +122,7 @@ class Debian:
                 *("/usr/bin/env", "-i", f"--chdir={CHECKOUT}", *words, "bash", "-c", f"set -m; {command}"),
             ],
             env={**os.environ, "ROOT": str(self.root), "NETWORK": "yes" if network else "no"},
+            stderr=subprocess.STDOUT,
             check=False,
         ).returncode
 

@@ -99,8 +99,8 @@ REFUSALS: dict[tuple[tuple[int, str], str, str], list[tuple[str, dict[str, Any]]
         (URL, sent(b"{}", "application/json", **{"Content-Length": "9" * 400}))
     ],
     (MALFORMED, "detail", "The multipart body is malformed or above a limit: 128 parts"): [
-        (URL, sent(b"x", "multipart/form-data")),
-        (URL, sent(b"x", FORM)),
+        (URL, sent(part(b'name="n"'), "multipart/form-data")),
+        (URL, sent(part(b'name="n"'), FORM)),
         (URL, sent(b"garbage", f"{FORM}x")),
         (URL, sent(b'--xy\r\nContent-Disposition: form-data; name="n"\r\n\r\n1\r\n--x--', f"{FORM}x")),
         (URL, sent(part(b'name="\xff"'), f"{FORM}x")),

@@ -139,7 +139,8 @@ async def test_time_in_the_queue_is_reported_separately(api: Served) -> None:
     assert await metric(api, "requests_running_by_pipeline", pipeline="read") == 1
     assert await metric(api, "requests_waiting_by_pipeline", pipeline="read") == 1
     assert await metric(api, "in_flight_limit", model="reader") == 1
-    queued = [part_of(await each, "queue") for each in (first, second)]
+    timings = [(await each).headers["server-timing"].split(", ") for each in (first, second)]
+    queued = [float(dict(part.split(";dur=") for part in timing)["queue"]) for timing in timings]
     assert queued[0] == 0.0
     assert queued[1] > 50
     assert await metric(api, "queue_seconds_count", pipeline="read") == 2
@@ -152,12 +153,6 @@ async def test_time_in_the_queue_is_reported_separately(api: Served) -> None:
         "overhead must not include the queue or the two pauses of 0.1 s in the engine"
     )
     assert await metric(api, "requests_waiting") == 0
-
-
-def part_of(answer: httpx.Response, name: str) -> float:
-    """Returns a part of ``Server-Timing`` in milliseconds."""
-    parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
-    return float(parts[name])
 
 
 async def test_a_full_queue_is_429_before_the_body_is_read(api: Served) -> None:
@@ -261,22 +256,16 @@ def send(api: Served, *items: int) -> asyncio.Task[httpx.Response]:
     return post(api, "/v1/pipelines/large", {"x": [*items]})
 
 
-def hold_requests_of_2(api: Served) -> asyncio.Event:
-    """Requests with the number 2 wait for the event in the model."""
-    infer, goes_on = api.engine.infer, asyncio.Event()
-
-    async def waiting(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        if request.inputs[0].array[0, 0] == 2:
-            await goes_on.wait()
-        return await infer(request, deadline)
-
-    api.engine.infer = waiting  # type: ignore[method-assign]
-    return goes_on
-
-
 class TestALargeRequest:
     async def test_its_parts_take_all_slots_and_half_of_them_when_another_request_comes(self, large: Served) -> None:
-        goes_on = hold_requests_of_2(large)
+        infer, goes_on = large.engine.infer, asyncio.Event()
+
+        async def waiting(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+            if request.inputs[0].array[0, 0] == 2:
+                await goes_on.wait()
+            return await infer(request, deadline)
+
+        large.engine.infer = waiting  # type: ignore[method-assign]
         whole = send(large, *[1] * 400)
         await until(lambda: sum(running(large).values()) == 8)
         small = send(large, 2)

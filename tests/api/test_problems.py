@@ -102,7 +102,6 @@ def test_no_answer_is_larger_than_four_kibibytes(detail: str, hint: str, items: 
 
 READ = "/v1/pipelines/read"
 WRITE = "/v1/pipelines/write"
-JSON = {"Content-Type": "application/json"}
 INFER = "/v2/models/reader/infer"
 
 

@@ -321,15 +321,10 @@ LLAMA = "/v1/pipelines/llama"
 ANSWER = "Hm, é.\n</think>\n\nYes. "
 
 
-async def whole(api: Served, prompt: str = "Hi<think>") -> Any:
-    answered = await api.client.post(LLAMA, json={"prompt": prompt})
+async def whole(api: Served) -> Any:
+    answered = await api.client.post(LLAMA, json={"prompt": "Hi<think>"})
     assert answered.status_code == 200, answered.text
     return answered.json()
-
-
-async def streamed(api: Served, prompt: str = "Hi<think>") -> list[Any]:
-    answered = await api.client.post(f"{LLAMA}/stream", json={"prompt": prompt})
-    return [data for _, name, data in events(answered) if name == "output"]
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
@@ -338,7 +333,8 @@ async def test_the_reasoning_is_an_output_of_its_own(gateways: Gateways, preset:
     api = await gateways.of("null", preset, "qwen3", says=pieces_of(ANSWER, size))
     answer = await whole(api)
     assert (answer["reasoning"], answer["text"]) == ("Hm, é.", "Yes. ")
-    outputs = await streamed(api)
+    answered = await api.client.post(f"{LLAMA}/stream", json={"prompt": "Hi<think>"})
+    outputs = [data for _, name, data in events(answered) if name == "output"]
     assert "".join(each["reasoning"] for each in outputs) == "Hm, é."
     assert "".join(each["text"] for each in outputs) == "Yes. "
 

@@ -28,8 +28,6 @@ JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
 MAX_QUERY_FIELDS = 128
 Read = TypeVar("Read")
 
-OWN_KEY = "`limits.body_bytes` of the pipeline"
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -50,9 +48,9 @@ class Limits:
         own = None if pipeline.spec.limits is None else pipeline.spec.limits.body_bytes
         if own is None:
             return self
-        if own > self.max_bytes_in_flight:
-            return replace(self, max_body_bytes=self.max_bytes_in_flight, body_key="GATEWAY_MAX_BYTES_IN_FLIGHT")
-        return replace(self, max_body_bytes=own, body_key=OWN_KEY)
+        most, is_own = self.max_bytes_in_flight, own <= self.max_bytes_in_flight
+        key = "`limits.body_bytes` of the pipeline" if is_own else "GATEWAY_MAX_BYTES_IN_FLIGHT"
+        return replace(self, max_body_bytes=min(own, most), body_key=key)
 
 
 async def read_json(exchange: Exchange, limits: Limits) -> memoryview:

@@ -24,8 +24,6 @@ CONNECT_S = 3.0
 MAX_REDIRECTS = 3
 MAX_ADDRESS_CHARACTERS = 2048
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port -> IP addresses. Raises OSError."""
 _EMBEDDING = [ip_network(text) for text in ("::ffff:0:0/96", "64:ff9b::/96")]
 """IPv6 addresses of IPv4 hosts, which have the IPv4 address in the last 32 bits. Source: RFC 4291 and RFC 6052."""
 _UNICAST = ip_network("2000::/3")
@@ -63,7 +61,7 @@ class ImageDownloads:
         self,
         origins: Collection[str],
         *,
-        resolve: Resolve = resolve,
+        resolve: Callable[[str, int], Awaitable[Sequence[str]]] = resolve,
         may_connect: Callable[[str], bool] = is_public,
         timeout_s: float = DOWNLOAD_S,
         tls: ssl.SSLContext | None = None,

@@ -18,28 +18,15 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from app.api.exchange import JSON, Exchange
 from app.api.oip.signature import Input, Signature, not_json, parameter_of
 from app.codecs.json_scan import WHITESPACE, members_of, spans_of
+from app.core import inference
 from app.core.answer import Answer, Ending, Values
 from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
-from app.core.inference import (
-    BYTES,
-    DTYPE_BY_DATATYPE,
-    FLOAT_DATATYPES,
-    INTEGER_DATATYPES,
-    Buffer,
-    InferenceRequest,
-    InferenceResponse,
-    Parameter,
-    RequestedOutput,
-    Tensor,
-    new_request_id,
-    raw_parts,
-)
 from app.core.json import is_large, json_in_turns, json_of
 from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
 
 MAX_ID = 1024
-_CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
+_CLASSIFIED = inference.INTEGER_DATATYPES | (inference.FLOAT_DATATYPES - {"FP16", "BF16"})
 """The datatypes for which Triton 2.51 supports classification."""
 
 _ONE_FIELD = (
@@ -88,7 +75,7 @@ _DEPTH_OF_INPUTS = 3
 class ParsedRequest(Struct, frozen=True, eq=False):
     """A parsed request: the call of the model, and the format of the answer."""
 
-    inference: InferenceRequest
+    request: inference.InferenceRequest
     id: str = ""
     listed: Mapping[str, bool] | None = None
     """The outputs for the caller, and whether as binary data; None for all that the model sends."""
@@ -105,10 +92,10 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
     if not isinstance(all_binary, bool):
         raise InvalidInput("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
     tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
-    sent, listed = dict[str, RequestedOutput](), dict[str, bool]()
+    sent, listed = dict[str, inference.RequestedOutput](), dict[str, bool]()
     if decoded.outputs and signature.config.is_ensemble:
         # Triton 2.51 fails if it is asked for only some outputs of an ensemble ("unexpected deadlock").
-        sent = {name: RequestedOutput(name) for name in signature.outputs}
+        sent = {name: inference.RequestedOutput(name) for name in signature.outputs}
     for each in decoded.outputs or ():
         if (known := signature.outputs.get(each.name)) is None:
             raise signature.unexpected("output", each.name)
@@ -120,10 +107,10 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
                 raise InvalidInput(f"{refusal} of datatype {known.datatype}.")
             if any(dim < 1 for dim in known.dims):
                 raise InvalidInput(f"{refusal}, which may have no element.")
-        sent[known.name] = RequestedOutput(known.name, wanted.classification)
+        sent[known.name] = inference.RequestedOutput(known.name, wanted.classification)
         listed[known.name] = wanted.binary_data
-    inference = signature.request_of(tensors, version, parameters, sent.values())
-    return ParsedRequest(inference, decoded.id or "", listed or None, all_binary)
+    request = signature.request_of(tensors, version, parameters, sent.values())
+    return ParsedRequest(request, decoded.id or "", listed or None, all_binary)
 
 
 def parse_raw_request(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
@@ -163,7 +150,8 @@ def _decoded(text: memoryview) -> _Body:
             raise
         except msgspec.DecodeError:
             spans = spans_of(text, "data", _DEPTH_OF_INPUTS)
-        mark, start, rest, found = new_request_id().encode(), 0, list[bytes | memoryview](), dict[bytes, memoryview]()
+        mark = inference.new_request_id().encode()
+        start, rest, found = 0, list[bytes | memoryview](), dict[bytes, memoryview]()
         for begin, end in spans:
             name = b'"%b %d"' % (mark, begin)
             rest += text[start:begin], name
@@ -179,13 +167,13 @@ def _decoded(text: memoryview) -> _Body:
     return body
 
 
-def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signature) -> Iterator[Tensor]:
+def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signature) -> Iterator[inference.Tensor]:
     start = 0
     for each in given:
         if (known := signature.inputs.get(each.name)) is None:
             raise signature.unexpected("input", each.name)
         if each.datatype != known.spec.datatype:
-            if each.datatype not in DTYPE_BY_DATATYPE:
+            if each.datatype not in inference.DTYPE_BY_DATATYPE:
                 raise InvalidInput(f"invalid datatype for input {known.spec.name}")
             expected = f"model '{known.model}' expects '{known.spec.datatype}'"
             raise InvalidInput(f"inference input '{known.spec.name}' data-type is '{each.datatype}', but {expected}")
@@ -215,22 +203,22 @@ def _check_region(parameters: _TensorParameters) -> None:
         raise InvalidInput(text)
 
 
-async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: InferenceResponse) -> None:
+async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: inference.InferenceResponse) -> None:
     """Sends the response as JSON, followed by binary tensors if the caller requests them."""
-    outputs, raws = list[dict[str, Any]](), list[Buffer]()
+    outputs, raws = list[dict[str, Any]](), list[inference.Buffer]()
     for tensor in response.outputs.values():
         if parsed.listed is not None and tensor.name not in parsed.listed:
             continue
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if parsed.all_binary if parsed.listed is None else parsed.listed[tensor.name]:
-            parts = raw_parts(tensor)
+            parts = inference.raw_parts(tensor)
             raws.append(parts[0] if len(parts) == 1 else b"".join(parts))
             described["parameters"] = {"binary_data_size": len(raws[-1])}
         else:
             described["data"] = data_of(tensor)
         outputs.append(described)
     own_id = {"id": parsed.id} if parsed.id else {}
-    frame = own_id | {"model_name": parsed.inference.model, "model_version": response.version}
+    frame = own_id | {"model_name": parsed.request.model, "model_version": response.version}
     head: list[bytes | bytearray] = []
     if any(map(is_large, outputs)):
         head.append(json_of(frame)[:-1])
@@ -252,9 +240,9 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: Infer
         await exchange.send_parts([*head, *raws], headers)
 
 
-def data_of(tensor: Tensor) -> Any:
+def data_of(tensor: inference.Tensor) -> Any:
     """Returns the elements as a flat list for JSON; NaN and infinity become null, invalid UTF-8 becomes U+FFFD."""
-    if tensor.datatype == BYTES:
+    if tensor.datatype == inference.BYTES:
         return [str(element, "utf-8", "replace") for element in tensor.array.flat]
     flat = np.ascontiguousarray(tensor.array).reshape(-1)
     return flat.astype(np.float32) if tensor.datatype == "BF16" else flat
@@ -265,8 +253,8 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Parse
 
     Raises InvalidJson, InvalidRequest or InvalidInput.
     """
-    tensors: dict[str, Tensor] = {}
-    parameters: dict[str, Parameter] = {}
+    tensors: dict[str, inference.Tensor] = {}
+    parameters: dict[str, inference.Parameter] = {}
     for name, text in _members_of(body):
         if name in signature.inputs:
             if name in tensors:
@@ -294,7 +282,7 @@ def _members_of(body: memoryview) -> Iterator[tuple[str, memoryview]]:
             raise InvalidInput("Expected JSON object for keyword: 'parameters'.") from exc
 
 
-def _tensor_of(known: Input, text: memoryview) -> Tensor:
+def _tensor_of(known: Input, text: memoryview) -> inference.Tensor:
     """``text``: one element, or a flat list of them. The last free dimension gets them; other free ones are 1.
 
     Raises InvalidInput or InvalidJson.
@@ -308,7 +296,7 @@ def _tensor_of(known: Input, text: memoryview) -> Tensor:
     if math.prod(shape) != size:
         raise InvalidInput(f"The schema can not convert input '{known.spec.name}' to tensor with proper shape.")
     known.check_shape(tuple(shape))
-    return Tensor(tensor.name, tensor.datatype, tensor.array.reshape(shape))
+    return inference.Tensor(tensor.name, tensor.datatype, tensor.array.reshape(shape))
 
 
 class Generated(Answer):
@@ -319,10 +307,10 @@ class Generated(Answer):
 
     def __init__(self, parsed: ParsedRequest) -> None:
         own_id = {"id": parsed.id} if parsed.id else {}
-        self._frame: Values = own_id | {"model_name": parsed.inference.model, "model_version": ""}
+        self._frame: Values = own_id | {"model_name": parsed.request.model, "model_version": ""}
         self._texts: dict[str, codecs.IncrementalDecoder] = {}
 
-    def add(self, response: InferenceResponse) -> Values | None:
+    def add(self, response: inference.InferenceResponse) -> Values | None:
         """Returns the values of a response; None for a response without outputs."""
         if not response.outputs:
             return None
@@ -335,10 +323,10 @@ class Generated(Answer):
         rests = {name: rest for name, text in self._texts.items() if (rest := text.decode(b"", final=True))}
         return Ending(outputs=[rests | self._frame] if rests else ())
 
-    def _value_of(self, tensor: Tensor) -> Any:
+    def _value_of(self, tensor: inference.Tensor) -> Any:
         if tensor.array.size != 1:
             return data_of(tensor)
-        if tensor.datatype == BYTES:
+        if tensor.datatype == inference.BYTES:
             if tensor.name not in self._texts:
                 self._texts[tensor.name] = codecs.getincrementaldecoder("utf-8")("replace")
             return self._texts[tensor.name].decode(tensor.array.item())

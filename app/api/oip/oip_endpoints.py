@@ -7,6 +7,7 @@ extension. The read-only routes are health, metadata, configurations, statistics
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -79,16 +80,16 @@ def error_object(error: errors.GatewayError, _request_id: str = "") -> Values:
     return {"error": shown(text, 512)}
 
 
-def error_response(error: errors.GatewayError, _request_id: str) -> Response:
+def error_response(
+    error: errors.GatewayError, _request_id: str, status_by_code: Mapping[str, int] = _STATUS_BY_CODE
+) -> Response:
     code = code_of_model(error)
-    status = lenient_status_of(type(error)) if code is None else _STATUS_BY_CODE.get(code, 400)
+    status = lenient_status_of(type(error)) if code is None else status_by_code.get(code, 400)
     return JsonResponse(error_object(error), status, headers_of(error))
 
 
-def generate_error_response(error: errors.GatewayError, _request_id: str) -> Response:
-    """Triton 2.51 answers 400 for every error of a model, because a stream does not transport the error's code."""
-    status = lenient_status_of(type(error)) if code_of_model(error) is None else 400
-    return JsonResponse(error_object(error), status, headers_of(error))
+generate_error_response = partial(error_response, status_by_code={})
+"""Triton 2.51 answers 400 for every error of a model, because a stream does not transport the error's code."""
 
 
 def stream_error_response(error: errors.GatewayError, request_id: str) -> Response:
@@ -153,7 +154,7 @@ class OipEndpoints:
             if json_bytes == len(body):
                 exchange.body_memory = None  # the tensors were copied, and the answer needs memory too
         del body
-        response = await self._only_response(exchange, call, parsed.inference)
+        response = await self._only_response(exchange, call, parsed.request)
         await send_answer(exchange, parsed, response)
 
     async def generate(self, exchange: Exchange, found: Found) -> None:
@@ -162,7 +163,7 @@ class OipEndpoints:
         Triton's generate extension: inputs by name, and one response.
         """
         call, parsed = await self._generation(exchange, found, "unary")
-        generated, response = Generated(parsed), await self._only_response(exchange, call, parsed.inference)
+        generated, response = Generated(parsed), await self._only_response(exchange, call, parsed.request)
         values = generated.add(response) or {}
         for rests in generated.finish().outputs:  # of incomplete characters
             values |= {name: values[name] + rest for name, rest in rests.items() if name in response.outputs}
@@ -174,7 +175,7 @@ class OipEndpoints:
         Triton's generate extension: inputs by name, and each response as an event.
         """
         call, parsed = await self._generation(exchange, found, "stream")
-        request = parsed.inference
+        request = parsed.request
 
         def problem_of(error: errors.GatewayError, _request_id: str) -> Values:
             self._complete(error, request.model)

@@ -41,8 +41,6 @@ NO_FILE = "Send application/json: no input of this pipeline is a file."
 FILE_TYPE_HINT = f"{bodies.JSON_HINT}, or -H 'Content-Type: application/octet-stream' for a file"
 FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml."
 _EVENT_ID = re.compile("[0-9]{1,15}")
-MAX_AT_ONCE = 8
-"""Limit of the requests of one WebSocket that run at the same time."""
 
 
 class StreamStarted(TypedDict):
@@ -241,16 +239,14 @@ class PipelineEndpoints:
         try:
             yield
         finally:
-            self._sockets_of_key[key] -= 1
-            if not self._sockets_of_key[key]:
-                del self._sockets_of_key[key]
+            self._sockets_of_key -= Counter([key])
 
 
 @dataclass(eq=False)
 class PipelineMessageHandler(MessageHandler):
     """Each message is a request of its own. Only messages end requests, which keep nothing between them."""
 
-    at_once = MAX_AT_ONCE
+    at_once = 8
     inference: Inference
     exchange: Exchange
     name: str

@@ -146,10 +146,7 @@ class Places:
 
     def release(self, place: Place) -> None:
         self.free_at.pop(place, None)
-        self._taken.subtract(place.keys)
-        for key in place.keys:
-            if not self._taken[key]:
-                del self._taken[key]
+        self._taken -= Counter(place.keys)
 
 
 @dataclass(eq=False, slots=True)

@@ -200,11 +200,8 @@ def _open_operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:
 def _run_operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     if stateful := _stateful(visible):
         results = one_of([*map(result_of, stateful)], "anyOf")
-        yield _step(
-            "run_step",
-            stateful,
-            openapi.json_answer("The outputs of the session's pipeline", results, *_ANSWER_HEADERS),
-        )
+        ok = openapi.json_answer("The outputs of the session's pipeline", results, *_ANSWER_HEADERS)
+        yield _step("run_step", stateful, ok)
 
 
 def _stream_operations(visible: openapi.Visible) -> Iterator[openapi.Operation]:

@@ -33,7 +33,7 @@ from app.api.endpoint import delay_refusal
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR, problem_of, status_of
 from app.api.exchange import Exchange, Header
 from app.core import errors
-from app.core.aio import IdleTimeout
+from app.core.inference import IdleTimeout
 from app.core.json import json_of
 from app.http1.websocket import CloseReason, Message, Reason, WebSocket, cause_of
 from app.observability.log import StructuredLogger

@@ -1,4 +1,4 @@
-"""Provides classes for asynchronous code: background tasks, retry delays, shared answers, an idle timeout, and rates.
+"""Provides classes for asynchronous code: background tasks, retry delays, shared answers, and rates.
 
 The classes are independent of each other.
 """
@@ -10,8 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from math import ceil, exp
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
 
@@ -92,58 +91,6 @@ class Fresh(Generic[Answer]):
                 answer = await self._ask()
                 self._known = time.monotonic() + self._fresh_s, answer
             return self._known[1]
-
-
-class IdleTimeout:
-    """Raises TimeoutError from its block if :meth:`renew` is not called for ``idle_s`` seconds.
-
-    Works like ``asyncio.timeout``, but is cheap to renew, for work with frequent events: :meth:`renew` only notes the
-    time, and one timer serves many renewals.
-    """
-
-    __slots__ = ("_loop", "_since", "_timeout", "_timer", "idle_s")
-
-    def __init__(self, idle_s: float) -> None:
-        self.idle_s = idle_s
-        self._loop = asyncio.get_running_loop()
-        self._timeout = asyncio.timeout(None)
-        self._since = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def __aenter__(self) -> Self:
-        await self._timeout.__aenter__()
-        self.renew()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.change(self.idle_s)
-        await self._timeout.__aexit__(kind, error, traceback)
-
-    def renew(self) -> None:
-        self._since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self.idle_s, self._check)
-
-    def change(self, idle_s: float) -> None:
-        """Sets another time from the next :meth:`renew` on."""
-        self.idle_s, self._since = idle_s, math.inf
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def pause(self) -> None:
-        """Stops the timeout until the next :meth:`renew`."""
-        self._since = math.inf
-
-    def _check(self) -> None:
-        self._timer = None
-        idle_s = self._loop.time() - self._since
-        if idle_s >= self.idle_s:
-            self._timeout.reschedule(self._loop.time())
-        elif self._since != math.inf:
-            self._timer = self._loop.call_later(self.idle_s - idle_s, self._check)
 
 
 WINDOW_S = 5.0

@@ -1,9 +1,11 @@
-"""Describes one inference: the request to a model and its responses.
+"""Describes one inference: the request to a model, its responses, and the limits of their time.
 
-Both consist of tensors in the words of the Open Inference Protocol. A request travels with an id and a deadline. Its
-raw tensors may be in memory of the engine (``TensorMemory``).
+Requests and responses consist of tensors in the words of the Open Inference Protocol. A request travels with an id and
+a deadline. Its raw tensors may be in memory of the engine (``TensorMemory``).
 """
 
+import asyncio
+import math
 import os
 import re
 import secrets
@@ -299,6 +301,56 @@ class Deadline(Struct, frozen=True):
     @property
     def has_passed(self) -> bool:
         return time.monotonic() >= self.expires_at
+
+
+class IdleTimeout:
+    """Raises TimeoutError from its block if :meth:`renew` is not called for ``idle_s`` seconds.
+
+    Works like ``asyncio.timeout``, but is cheap to renew, for work with frequent events: :meth:`renew` only notes the
+    time, and one timer serves many renewals.
+    """
+
+    __slots__ = ("_loop", "_since", "_timeout", "_timer", "idle_s")
+
+    def __init__(self, idle_s: float) -> None:
+        self.idle_s = idle_s
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self._since = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self.renew()
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        self.change(self.idle_s)
+        await self._timeout.__aexit__(*failure)
+
+    def renew(self) -> None:
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.idle_s, self._check)
+
+    def change(self, idle_s: float) -> None:
+        """Sets another time from the next :meth:`renew` on."""
+        self.idle_s, self._since = idle_s, math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def pause(self) -> None:
+        """Stops the timeout until the next :meth:`renew`."""
+        self._since = math.inf
+
+    def _check(self) -> None:
+        self._timer = None
+        idle_s = self._loop.time() - self._since
+        if idle_s >= self.idle_s:
+            self._timeout.reschedule(self._loop.time())
+        elif self._since != math.inf:
+            self._timer = self._loop.call_later(self.idle_s - idle_s, self._check)
 
 
 ELEMENT = -4

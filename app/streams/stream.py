@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from msgspec import Meta
 
-from app.core.aio import IdleTimeout
 from app.core.answer import Answer
 from app.core.errors import (
     DeadlineExceeded,
@@ -28,7 +27,7 @@ from app.core.errors import (
     StreamCancelled,
     StreamEvicted,
 )
-from app.core.inference import Deadline, InferenceResponse
+from app.core.inference import Deadline, IdleTimeout, InferenceResponse
 from app.core.json import is_large, json_in_turns, json_of
 
 EventName = Literal["output", "done", "error"]

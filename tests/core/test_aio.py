@@ -1,13 +1,10 @@
-"""Background tasks, retry delays, shared answers, rates, and a timeout that restarts with each renewal."""
+"""Background tasks, retry delays, shared answers, and rates."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 
-from app.core.aio import LONGEST_S, BackgroundTasks, Backoff, DrainRate, Fresh, IdleTimeout, LeakyBucket
-from tests.toolkit.simulated_clock import on_a_simulated_clock
+from app.core.aio import LONGEST_S, BackgroundTasks, Backoff, DrainRate, Fresh, LeakyBucket
 
 
 async def test_closing_waits_for_the_running_tasks_also_after_an_exception(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,56 +101,3 @@ def test_the_retry_time_follows_from_the_recent_outflow(
     for tenth in range(300 if per_second else 0):
         outflow.left(per_second / 10, tenth / 10)
     assert outflow.retry_after_s(amount, now) in expected
-
-
-@pytest.mark.parametrize(
-    ("idle_s", "steps", "ends_s"),
-    [
-        (0.25, [0.125, IdleTimeout.renew] * 6, None),
-        (0.25, [0.125, IdleTimeout.renew, 20.0], 0.375),
-        (0.25, [IdleTimeout.pause, 0.5, IdleTimeout.renew, 20.0], 0.75),
-        (3600.0, [partial(IdleTimeout.change, idle_s=0.25), IdleTimeout.renew, 20.0], 0.25),
-        (0.25, [partial(IdleTimeout.change, idle_s=0.5), IdleTimeout.renew, 20.0], 0.5),
-        (0.25, [], None),
-    ],
-    ids=[
-        "each renewal restarts it",
-        "once renewed",
-        "a pause is not idle",
-        "a shorter time",
-        "a longer time",
-        "no work",
-    ],
-)
-@on_a_simulated_clock
-async def test_an_idle_block_ends_after_its_time(
-    idle_s: float, steps: list[float | Callable[[IdleTimeout], None]], ends_s: float | None
-) -> None:
-    """``steps``: pauses in seconds, which the clock counts exactly, and calls. ``ends_s``: when a timeout ends them."""
-    loop, ended_s = asyncio.get_running_loop(), None
-    began = loop.time()
-    try:
-        async with IdleTimeout(idle_s) as idle:
-            for step in steps:
-                if isinstance(step, float):
-                    await asyncio.sleep(step)
-                else:
-                    step(idle)
-    except TimeoutError:
-        ended_s = loop.time() - began
-    await asyncio.sleep(1.0)
-    assert ended_s == ends_s
-
-
-async def test_a_cancellation_takes_precedence_over_the_timeout() -> None:
-    async def wait() -> None:
-        async with IdleTimeout(0.01):
-            try:
-                await asyncio.sleep(20)
-            except asyncio.CancelledError:
-                task.cancel()
-                await asyncio.sleep(20)
-
-    task = asyncio.create_task(wait())
-    with pytest.raises(asyncio.CancelledError):
-        await task

@@ -6,9 +6,10 @@ import os
 import re
 import time
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from app.core.inference import (
     FLOOR_S,
     INTEGER_DATATYPES,
     Deadline,
+    IdleTimeout,
     InferenceRequest,
     InferenceResponse,
     OpenSequence,
@@ -31,6 +33,7 @@ from app.core.inference import (
     new_request_id,
 )
 from tests.toolkit.engine import every_error
+from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 
 def test_ids_are_32_hexadecimal_digits_and_never_repeat_in_any_thread() -> None:
@@ -250,3 +253,56 @@ def test_forget_frames_frees_the_frames_of_the_error_and_of_its_causes() -> None
         assert freed() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "steps", "ends_s"),
+    [
+        (0.25, [0.125, IdleTimeout.renew] * 6, None),
+        (0.25, [0.125, IdleTimeout.renew, 20.0], 0.375),
+        (0.25, [IdleTimeout.pause, 0.5, IdleTimeout.renew, 20.0], 0.75),
+        (3600.0, [partial(IdleTimeout.change, idle_s=0.25), IdleTimeout.renew, 20.0], 0.25),
+        (0.25, [partial(IdleTimeout.change, idle_s=0.5), IdleTimeout.renew, 20.0], 0.5),
+        (0.25, [], None),
+    ],
+    ids=[
+        "each renewal restarts it",
+        "once renewed",
+        "a pause is not idle",
+        "a shorter time",
+        "a longer time",
+        "no work",
+    ],
+)
+@on_a_simulated_clock
+async def test_an_idle_block_ends_after_its_time(
+    idle_s: float, steps: list[float | Callable[[IdleTimeout], None]], ends_s: float | None
+) -> None:
+    """``steps``: pauses in seconds, which the clock counts exactly, and calls. ``ends_s``: when a timeout ends them."""
+    loop, ended_s = asyncio.get_running_loop(), None
+    began = loop.time()
+    try:
+        async with IdleTimeout(idle_s) as idle:
+            for step in steps:
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    step(idle)
+    except TimeoutError:
+        ended_s = loop.time() - began
+    await asyncio.sleep(1.0)
+    assert ended_s == ends_s
+
+
+async def test_a_cancellation_takes_precedence_over_the_timeout() -> None:
+    async def wait() -> None:
+        async with IdleTimeout(0.01):
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                task.cancel()
+                await asyncio.sleep(20)
+
+    task = asyncio.create_task(wait())
+    with pytest.raises(asyncio.CancelledError):
+        await task

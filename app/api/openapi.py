@@ -366,7 +366,7 @@ class Documents:
     _kept: dict[_Scope, bytes] = field(default_factory=dict)
 
     async def openapi(self, exchange: Exchange, _found: "Found") -> Response:
-        """Keeps the document, and drops outdated ones, and then the oldest ones."""
+        """Keeps the document, and drops outdated ones, and then the least recently used ones."""
         described = [*(each.pipeline for each in self.catalog.entries.values()), *self.catalog.oip_models.configs]
         if described != self._described:
             self._described = described
@@ -374,17 +374,19 @@ class Documents:
         key = exchange.key
         allowed = [] if key is None else [key.pipelines, key.dialects]
         scope = tuple(None if each is None else frozenset(each) for each in allowed)
-        if scope not in self._kept:
+        document = self._kept.pop(scope, None)
+        if document is None:
             groups = [each for each in self.groups if key is None or each.dialect is None or key.speaks(each.dialect)]
             entries, models = self.catalog.entries.items(), self.catalog.oip_models.configs
             visible = Visible(
                 [entry.pipeline for name, entry in entries if entry.pipeline and (key is None or key.allows(name))],
                 [each for each in models if allows_model(key, self.catalog, each.name)],
             )
-            self._kept[scope] = json_of(document_of(groups, visible, self.layers, needs_keys=self.needs_keys))
+            document = json_of(document_of(groups, visible, self.layers, needs_keys=self.needs_keys))
+        self._kept[scope] = document
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > MAX_KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
-        return Response(self._kept[scope], media_type=JsonResponse.media_type)
+        return Response(document, media_type=JsonResponse.media_type)
 
 
 class SiteFiles(PageFiles):

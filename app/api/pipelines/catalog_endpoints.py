@@ -201,7 +201,10 @@ class CatalogEndpoints:
                 "body_bytes": self.limits.of(pipeline).max_body_bytes,
             }
             template = next(filter(None, (layer.samples_of(pipeline) for layer in self.layers)), SAMPLES)
-            samples = samples_of(pipeline, base_url_of(exchange), template, with_key=exchange.key is not None)
+            host, scope = exchange.header(b"host") or "", exchange.scope  # the address that the caller used, if valid
+            host = host if _HOST.fullmatch(host) else "{}:{}".format(*scope["server"])
+            base_url, with_key = f"{scope['scheme']}://{host}", exchange.key is not None
+            samples = samples_of(pipeline, base_url, template, with_key=with_key)
             described = replace(described, **compiled_members(pipeline, load), samples=samples)
         return JsonResponse(self._with_flags(name, described))
 
@@ -413,14 +416,6 @@ def _exiting(rule: EarlyExitRule, pipeline: Pipeline) -> Iterator[str]:
         yield from (step.name for step in graph.steps if rule.reason in step.config.names_in("early_exits"))
 
 
-def base_url_of(exchange: Exchange) -> str:
-    """The address that the caller used. A Host header without a valid host and port is ignored."""
-    host, scope = exchange.header(b"host") or "", exchange.scope
-    if not _HOST.fullmatch(host):
-        host = "{}:{}".format(*scope["server"])
-    return f"{scope['scheme']}://{host}"
-
-
 def samples_of(pipeline: Pipeline, base_url: str, template: str = SAMPLES, *, with_key: bool = False) -> dict[str, str]:
     """``with_key``: the calls send the key that the variable API_KEY of the environment holds.
 
@@ -434,6 +429,11 @@ def samples_of(pipeline: Pipeline, base_url: str, template: str = SAMPLES, *, wi
         for name, value in body.items()
         if names and name not in names and value is not None
     }
+
+    def javascript(value: Any) -> str:
+        shape, element = (value.shape, value.element) if isinstance(value, examples.Filled) else ((), value)
+        return functools.reduce(lambda text, size: f"Array({size}).fill({text})", reversed(shape), json.dumps(element))
+
     calls: Any = _TEMPLATES.get_template(template).make_module(
         {
             "base_url": base_url,
@@ -442,18 +442,10 @@ def samples_of(pipeline: Pipeline, base_url: str, template: str = SAMPLES, *, wi
             "streams": pipeline.spec.stream is not None,
             "body": body,
             "is_large": not names and any(isinstance(value, examples.Filled) for value in body.values()),
-            "members": [f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items()],
+            "members": [f"{json.dumps(name)}: {javascript(value)}" for name, value in body.items()],
             "files": [(*each, file, Path(each[1]).name) for each, file in zip(names.items(), quoted, strict=True)],
             "fields": {name: text if isinstance(text, str) else json.dumps(text) for name, text in texts.items()},
         }
     )
     samples = {name: getattr(calls, name)().strip() for name in ("curl", "javascript", "python", "curl_stream")}
     return {name: text for name, text in samples.items() if text}
-
-
-def _javascript_value(value: Any) -> str:
-    if not isinstance(value, examples.Filled):
-        return json.dumps(value)
-    return functools.reduce(
-        lambda text, size: f"Array({size}).fill({text})", reversed(value.shape), json.dumps(value.element)
-    )

@@ -157,13 +157,6 @@ def test_undeclared_fields_are_derived() -> None:
     assert (pipeline(CONFIG).timeout_s, p.timeout_s) == (30, 2)
 
 
-def test_rules_know_the_ensembles_of_the_graph() -> None:
-    inner = ensemble("inner", CONFIG)
-    p = pipeline(ensemble("outer", inner), inner, CONFIG)
-    assert p.rules.ensembles == {"outer", "inner"}
-    assert pipeline(CONFIG).rules.ensembles == frozenset()
-
-
 ONE = model("X FP32 [1]", "Y FP32 [1]")
 
 

@@ -259,16 +259,3 @@ def test_a_model_that_adds_or_drops_dimensions_of_1(
     if len(agreeing(tuple(shape), given_dims)) == 1:
         assert found == wanted
     assert np.array(found).reshape(-1).tolist() == right.reshape(-1).tolist()
-
-
-@pytest.mark.parametrize(
-    ("text", "size", "batch", "empty"),
-    [
-        ("Y FP32 [1]", 0, False, None),
-        ("Y FP32 [-1]", 0, False, []),
-        ("Y BYTES [1]", 4, False, None),
-        ("Y BYTES [1]", 4, True, []),
-    ],
-)
-def test_the_typed_empty_value(text: str, size: int, batch: bool, empty: Any) -> None:
-    assert field(text, size, batch=batch).empty_value == empty

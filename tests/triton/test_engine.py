@@ -22,7 +22,6 @@ from app.core.errors import (
     TooManyRequests,
     UpstreamError,
     UpstreamProtocol,
-    UpstreamUnavailable,
 )
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, TraceContext
 from app.core.model import ModelState
@@ -293,17 +292,6 @@ class TestBeforeTheCall(Started):
         with pytest.raises(PayloadTooLarge, match="67108864 bytes"):
             await anext(self.engine.infer_stream(large, Deadline.after(LONG_S)))
         assert self.triton.requests == []
-
-    async def test_without_a_server_every_call_is_unavailable(self) -> None:
-        async with open_transport("127.0.0.1:1") as channel:
-            self.engine = TritonEngine(channel)
-            assert not await self.engine.is_live()
-            with pytest.raises(UpstreamUnavailable):
-                await self.engine.infer(REQUEST, Deadline.after(LONG_S))
-            with pytest.raises(UpstreamUnavailable):
-                await everything(self.engine)
-            with pytest.raises(UpstreamUnavailable):
-                await self.engine.models()
 
 
 class TestModels(Started):

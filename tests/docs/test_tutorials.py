@@ -7,8 +7,11 @@ must run every block whose fence has a language in ``LANGUAGES``. Commands that 
 cluster, have a fence without a language; output has ``text``.
 """
 
+import asyncio
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -29,11 +32,13 @@ from app.admission.keys import read_keys
 from app.cli import STARTER, main
 from app.core.errors import UpstreamError
 from app.launcher.embedded_triton import EmbeddedTriton
-from app.launcher.launch import EmbeddedOptions
+from app.launcher.launch import EmbeddedOptions, Ports
 from app.pipelines.file import read_gateway_file
 from app.pipelines.model_errors import EarlyExitRules
 from app.pipelines.spec import ContractSpec, EarlyExitRule, ErrorMatch
+from app.process.tritons import run_triton
 from app.routes import DIALECTS
+from app.settings import Settings
 from tests.conftest import Require
 from tests.docs.pages import ALL_PAGES, ROOT, blocks_of
 from tests.docs.walkthrough import START_S, Reader, Server, blocks_after
@@ -164,6 +169,36 @@ def test_speak_to_your_triton_works_as_printed(tmp_path: Path, gateway: GatewayP
     reader.follow(blocks)
 
 
+@pytest.mark.full
+async def test_standalone_triton_works_as_documented(models_venv: Path, tmp_path: Path) -> None:
+    models, ports = tmp_path / "models", Ports.free()
+    assert await asyncio.to_thread(main, ["init", str(models)]) == 0
+    running = asyncio.create_task(run_triton(Settings(embedded_repository=models, embedded_venv=models_venv), ports))
+    url = f"http://127.0.0.1:{ports.http}/v2/models/text_report/ready"
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+        while True:
+            try:
+                if (await client.get(url)).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)
+    await asyncio.to_thread(follow_page, tmp_path, models, f"127.0.0.1:{ports.grpc}")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 30)
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(httpx.TransportError):
+            await client.get(url)
+
+
+def follow_page(folder: Path, models: Path, triton: str) -> None:
+    working = folder / "working"
+    working.mkdir()
+    (working / "my_models").symlink_to(models)
+    blocks = blocks_after(ROOT / "docs" / "how-to" / "standalone-triton.md", "The gateway in front of it")
+    assert Reader(working, {"127.0.0.1:8001": triton}).follow(blocks) == [0]
+
+
 def test_the_browser_tutorial_shows_its_page() -> None:
     page = (TUTORIALS / "llm_in_a_browser" / "write.html").read_text()
     shown = [text for language, text in blocks_of(TUTORIALS / "llm-in-a-browser.md") if language == "js"]
@@ -267,7 +302,7 @@ RUN_BY = {
     ("docs/how-to/proxies.md", "nginx"): "tests/toolkit/nginx.py",
     ("docs/how-to/python-client.md", "python"): "tests/browser/test_client_pages.py",
     ("docs/how-to/sessions.md", "sh"): "tests/live/test_sessions.py",
-    ("docs/how-to/standalone-triton.md", "sh"): "tests/live/test_starter.py",
+    ("docs/how-to/standalone-triton.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/how-to/own-server.md", "js"): "tests/typescript/test_client.py",
     ("docs/reference/websocket.md", "python"): "tests/live/test_sockets.py",
     ("docs/tutorials/llm-in-a-browser.md", "js"): "tests/docs/test_tutorials.py",

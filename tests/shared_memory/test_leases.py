@@ -11,12 +11,9 @@ import pytest
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import BYTES, ELEMENT, Tensor, bytes_array
 from app.shared_memory.regions import LARGE_BYTES
+from tests.live.side_by_side import raw_texts
 from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, not_found_or, numbers, region_of, seen_by
 from tests.toolkit.waiting import until
-
-
-def raw(content: bytes) -> bytes:
-    return len(content).to_bytes(4, "little") + content
 
 
 async def test_only_the_large_inputs_of_a_request_use_shared_memory(
@@ -41,7 +38,7 @@ ARRAY = np.arange(2 * LARGE, dtype=np.float32).reshape(2, LARGE).T
 @pytest.mark.parametrize(
     ("tensor", "written"),
     [
-        (Tensor("X", BYTES, bytes_array(ELEMENTS, (3,))), b"".join(map(raw, ELEMENTS))),
+        (Tensor("X", BYTES, bytes_array(ELEMENTS, (3,))), raw_texts(*ELEMENTS)),
         (Tensor("X", "FP32", ARRAY), ARRAY.tobytes()),
     ],
     ids=["bytes with their lengths", "an array in any memory order, row by row"],
@@ -189,7 +186,7 @@ async def test_a_body_is_read_in_place(stage: Stage, seen: list[bytes]) -> None:
         assert stage.observed.bytes == (0, MIB, 0)
         stage.shared_memory.bodies.give_back(body)
         assert stage.observed.bytes == (MIB, 0, 0)
-    assert seen == [raw(b"a" * ROOM), raw(b"b" * LARGE_BYTES)]
+    assert seen == [raw_texts(b"a" * ROOM), raw_texts(b"b" * LARGE_BYTES)]
     assert stage.triton.shared.registered == 1
     assert stage.observed.ways == ["shared_memory"] * 3
 
@@ -197,7 +194,7 @@ async def test_a_body_is_read_in_place(stage: Stage, seen: list[bytes]) -> None:
 async def test_a_body_and_a_large_tensor_have_different_regions(stage: Stage, seen: list[bytes]) -> None:
     body = body_of(stage, b"a" * ROOM)
     await stage.infer(file_of(body), numbers(2))
-    assert seen == [raw(b"a" * ROOM)]
+    assert seen == [raw_texts(b"a" * ROOM)]
     first, second = stage.triton.requests[-1].inputs
     assert region_of(first) != region_of(second)
 
@@ -206,7 +203,7 @@ async def test_a_part_of_a_body_is_copied(stage: Stage, seen: list[bytes]) -> No
     body = body_of(stage, b"a" * ROOM)
     for part in (body[:-1], body[1:], bytes(body)):
         await stage.infer(file_of(part))
-        assert seen[-1] == raw(bytes(part))
+        assert seen[-1] == raw_texts(bytes(part))
     assert stage.triton.shared.registered == 2
 
 
@@ -268,6 +265,6 @@ class TestQuarantineOfBodies:
         stage.triton.unary = not_found_or(stage.triton)
         await stage.infer(file_of(body))
         stage.shared_memory.bodies.give_back(body)
-        assert list(stage.triton.requests[-1].raw_input_contents) == [raw(content)]
+        assert list(stage.triton.requests[-1].raw_input_contents) == [raw_texts(content)]
         assert stage.observed.ways == ["shared_memory", "shared_memory", "lost"]
         await until(lambda: stage.observed.bytes == (0, 0, 0))

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor
 
 from tests.live.side_by_side import raw_texts
 from tests.zoo.kinds import DTYPES, Form, Kind
@@ -34,10 +35,7 @@ class Tensor:
 
     @classmethod
     def of_raw(cls, datatype: str, shape: Sequence[int], raw: bytes) -> "Tensor":
-        if datatype != "BYTES":
-            return cls(datatype, np.frombuffer(raw, DTYPES[datatype]).reshape(shape))
-        array = np.empty(int(np.prod(shape)), np.object_)
-        array[:] = list(_elements(raw))
+        array = deserialize_bytes_tensor(raw) if datatype == "BYTES" else np.frombuffer(raw, DTYPES[datatype])
         return cls(datatype, array.reshape(shape))
 
     def __eq__(self, other: object) -> bool:
@@ -140,11 +138,3 @@ def _tensors_of(response: service_pb2.ModelInferResponse) -> Tensors:
         output.name: Tensor.of_raw(output.datatype, list(output.shape), raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
-
-
-def _elements(raw: bytes) -> Iterator[bytes]:
-    start = 0
-    while start < len(raw):
-        size = int.from_bytes(raw[start : start + 4], "little")
-        yield raw[start + 4 : start + 4 + size]
-        start += 4 + size

@@ -17,23 +17,34 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from app.api.openapi import CONSOLE, pages_of_docs
 from app.api.openapi import PAGE_HEADERS as HEADERS
-from app.api.openapi import pages_of_docs
 from app.routes import create_app
 from app.settings import Settings
 from deploy.console_libraries import LOCK, VENDOR, copy, installed, readme
 from tests.conftest import Require
-from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import connected
 from tests.toolkit.gateway import Served, served
 
+FOLDERS = [Path(folder) for folder in CONSOLE.all_directories]
+"""The console's own folder, and that of the files that all pages share."""
+FILES = sorted(path.name for folder in FOLDERS for path in folder.iterdir() if path.is_file())
 MODULES = [name for name in FILES if name.endswith(".js")]
 COMMENTS = {"https://github.com/leeoniya/uPlot"}
 LIBRARIES = sorted(
     f"vendor/{path.name}" for path in (FOLDERS[0] / "vendor").iterdir() if path.suffix in {".js", ".css"}
 )
 NAMED = re.compile(r"""(?:from |import\()"\./([^"]+)"|/console/([^"]+)""")
+
+
+def path_of(name: str) -> Path:
+    (found,) = (folder / name for folder in FOLDERS if (folder / name).is_file())
+    return found
+
+
+def read(name: str) -> str:
+    return path_of(name).read_text()
 
 
 @pytest.fixture

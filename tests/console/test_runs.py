@@ -1,5 +1,7 @@
 """The runs of an explained request lie on one clock, and mark the step that failed or ended the request early."""
 
+import json
+import subprocess
 from typing import Any
 
 import msgspec
@@ -10,11 +12,17 @@ from app.api.explain.explanations import Explained, spans_in
 from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError, Outcome
 from app.core.inference import SentAs
 from app.observability.record import RequestRecord
-from tests.console import files
+from tests.console.test_page import path_of
 from tests.toolkit.collector import Export
 
 STARTED_NS = 1_700_000_000_000_000_000
 TRACE, TRITON_ID = "a" * 32, "t1"
+SCRIPT_OF_NODE = f"""
+import {{ readFileSync }} from "node:fs";
+import {{ explained }} from {json.dumps(str(path_of("runs.js")))};
+const [answer, graph] = JSON.parse(readFileSync(0, "utf8"));
+console.log(JSON.stringify(explained(answer, graph)));
+"""
 
 
 def step(
@@ -85,8 +93,16 @@ def answer_of(spans: Export | None, record: RequestRecord | None = OK) -> dict[s
     return answer
 
 
+def computed(answer: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
+    """Calls ``runs.js`` in Node. ``graph``: as ``GET /v1/pipelines/{pipeline}`` has it."""
+    command = ["node", "--input-type=module", "--eval", SCRIPT_OF_NODE]
+    done = subprocess.run(command, input=json.dumps([answer, graph]), capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def explained(spans: Export | None, record: RequestRecord | None = OK, graph: dict[str, Any] = CHAIN) -> dict[str, Any]:
-    return files.explained(answer_of(spans, record), graph)
+    return computed(answer_of(spans, record), graph)
 
 
 def states(found: dict[str, Any]) -> dict[str, str]:

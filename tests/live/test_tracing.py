@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.console import files
+from tests.console.test_runs import computed
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.events import Event, read_stream
 from tests.toolkit.processes import ROOT, GatewayProcess, embedded, running_gateway
@@ -149,7 +149,7 @@ def run(client: httpx.Client, pipeline: str, body: dict[str, Any]) -> dict[str, 
             if asked.json()["is_complete"] or time.monotonic() > ends:
                 break
             time.sleep(0.05)
-        found = files.explained(asked.json(), client.get(f"/v1/pipelines/{pipeline}").json()["graph"])
+        found = computed(asked.json(), client.get(f"/v1/pipelines/{pipeline}").json()["graph"])
         if found["is_complete"]:
             break
     return found

@@ -21,15 +21,11 @@ def test_the_rules_of_a_release_are_about_its_own_job() -> None:
     theirs, ours = queries(yaml.safe_load((CHART / "files" / "rules.yaml").read_text())), queries(rules)
     assert ours == [query.replace('job="gateway"', JOB) for query in theirs]
     assert ours != theirs
+    assert [query for query in theirs if query.count("{") != query.count('{job="gateway"')] == []
 
 
 def queries(rules: Document) -> list[str]:
     return [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-
-
-def test_every_selector_of_the_rules_names_the_job() -> None:
-    for query in queries(yaml.safe_load((CHART / "files" / "rules.yaml").read_text())):
-        assert query.count("{") == query.count('{job="gateway"')
 
 
 def test_a_service_monitor_has_the_targets_and_the_job_of_a_pod_monitor() -> None:

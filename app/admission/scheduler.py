@@ -21,25 +21,26 @@ from app.core.inference import Deadline
 class Slot:
     """The slot of one running request, until :meth:`leave`."""
 
-    __slots__ = ("_has_output", "_is_left", "_limit", "_model_queue", "_quotas", "since")
+    __slots__ = ("_has_output", "_is_left", "_limit", "_model_queue", "_quotas", "_stream_limit", "since")
 
     def __init__(self, model_queue: "ModelQueue", quotas: "tuple[Quota, ...]") -> None:
         self._model_queue, self._quotas, self.since = model_queue, quotas, monotonic()
         self._has_output = self._is_left = False
-        self._limit = model_queue.limit
+        self._limit = limit = model_queue.limit
         """A later configuration of the model has another limit, which does not know this request."""
+        self._stream_limit = limit if isinstance(limit, StreamLimit) else None
         model_queue.running += 1
         model_queue.first_start = min(model_queue.first_start, self.since)
         for quota in quotas:
             quota.running += 1
-        if isinstance(self._limit, StreamLimit):
-            self._limit.started(self, self.since)
+        if self._stream_limit is not None:
+            self._stream_limit.started(self, self.since)
 
     def output(self) -> None:
         """Call this when a response of a decoupled model arrives."""
         now = monotonic()
-        if isinstance(self._limit, StreamLimit):
-            self._limit.output(self, now)
+        if self._stream_limit is not None:
+            self._stream_limit.output(self, now)
         if not self._has_output:
             self._has_output, model_queue = True, self._model_queue
             model_queue.output_s = average(model_queue.output_s, now - self.since)
@@ -50,8 +51,8 @@ class Slot:
         now = monotonic()
         self._model_queue.learn(self, self._limit, now, None)
         self.since, self._has_output = now, False
-        if isinstance(self._limit, StreamLimit):
-            self._limit.started(self, now)
+        if self._stream_limit is not None:
+            self._stream_limit.started(self, now)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Releases the slot, once. ``error``: the error of the request, if it failed."""

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
 
@@ -60,7 +60,14 @@ async def redis_errors(within_s: float | None = None) -> AsyncIterator[None]:
 
 
 def client_of(url: str, connections: int) -> RedisClient:
-    """``connections``: the most. ``timeout``: for a free one."""
+    """``connections``: the most. ``timeout``: for a free one. Their commands can be cancelled at any time.
+
+    redis-py sends with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it arrives together with the
+    result. A task that runs until it is cancelled would then run forever.
+
+    uvloop raises RuntimeError for a connection that Redis has closed, where asyncio writes into nothing. It is
+    redis-py's ConnectionError here, after which the command is sent again on a new connection.
+    """
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
@@ -70,20 +77,7 @@ def client_of(url: str, connections: int) -> RedisClient:
         socket_timeout=5,
         retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=2),
     )
-    pool.connection_class = _cancellable(cast("Any", pool.connection_class))
-    return Redis.from_pool(pool)
-
-
-@cache
-def _cancellable(connection_class: Any) -> Any:
-    """Returns a subclass whose commands can be cancelled at any time.
-
-    redis-py sends with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it arrives together with the
-    result. A task that runs until it is cancelled would then run forever.
-
-    uvloop raises RuntimeError for a connection that Redis has closed, where asyncio writes into nothing. It is
-    redis-py's ConnectionError here, after which the command is sent again on a new connection.
-    """
+    connection_class: Any = pool.connection_class
 
     class Cancellable(connection_class):  # type: ignore[misc]
         async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
@@ -97,7 +91,8 @@ def _cancellable(connection_class: Any) -> Any:
                 await self.disconnect(nowait=True)  # the caller of its answer has left
                 raise asyncio.CancelledError
 
-    return Cancellable
+    pool.connection_class = Cancellable
+    return Redis.from_pool(pool)
 
 
 _T = TypeVar("_T")

@@ -90,9 +90,6 @@ _log = logging.getLogger(__name__)
 class _Owned(KeptStream):
     """A stream of this process, until its keys are gone from Redis."""
 
-    resume_s: float
-    stream: Stream | None
-    """None when its events are in Redis."""
     read_at: float = field(default_factory=time.monotonic)
     """Time of the last known reader; of an ended stream the time of its end."""
     sizes: deque[int] = field(default_factory=deque)
@@ -138,7 +135,7 @@ class RedisStore(StreamStore):
             await super().require_room(caller)
 
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
-        owned = _Owned(new_stream_id(), caller, resume_s=resume_s, stream=stream)
+        owned = _Owned(new_stream_id(), caller, resume_s, stream)
         key, resume_ms = Keys(owned.id).stream, round(resume_s * 1e3)
         known = {"owner": self._owner, "request_id": stream.request_id, "resume_ms": resume_ms, "caller": caller}
         async with redis_errors(ANSWER_S), self._requests.pipeline(transaction=True) as pipe:

@@ -39,10 +39,15 @@ KEEP_LIMITS = KeepLimits()
 
 @dataclass(slots=True, eq=False)
 class KeptStream:
-    """What one stream uses. ``caller``: the id of its API key; empty without one."""
+    """What one stream uses. ``caller``: the id of its API key; empty without one.
+
+    ``stream``: None when only its events are kept: after its end, and in Redis when they are all there.
+    """
 
     id: str
     caller: str
+    resume_s: float = 0.0
+    stream: Stream | None = None
     size: int = STREAM_BYTES
     due_at: float = inf
     """When its store has to look at it, in monotonic seconds."""
@@ -281,9 +286,6 @@ MAX_EVICTED = 10_000
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Kept(KeptStream):
     log: ReplayLog
-    resume_s: float
-    stream: Stream | None
-    """None after the end: then only the events are kept."""
     readers: int = 0
 
     def await_reader(self) -> None:
@@ -307,7 +309,7 @@ class MemoryStore(StreamStore):
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
         await self.require_room(caller)
-        kept = _Kept(new_stream_id(), caller, log=stream.log, resume_s=resume_s, stream=stream)
+        kept = _Kept(new_stream_id(), caller, resume_s, stream, log=stream.log)
         self._kept[kept.id] = kept
         self._quota.add(kept)
         stream.log.changed = partial(self._log_changed, kept)

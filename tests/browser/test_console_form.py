@@ -385,6 +385,21 @@ def test_an_example_sets_every_field(console: Console) -> None:
     assert page.figure("tokens") == "5"
 
 
+def test_the_slow_example_can_be_watched_resumed_and_cancelled(console: Console) -> None:
+    page = console("write")
+    choose(page, "slow")
+    page.click("#stream")
+    page.wait_for_outputs(5)
+    assert not page.written.startswith("\n")
+    page.click(".try summary")
+    page.click("#drop")
+    page.wait_for_state("lost")
+    page.wait_for_state("live")
+    page.wait_for_outputs(int(page.figure("tokens")) + 5)
+    page.click("#cancel")
+    page.wait_for_state("cancelled")
+
+
 def test_a_list_of_an_example_is_sent(console: Console) -> None:
     page = console("insights")
     choose(page, "own-topics")

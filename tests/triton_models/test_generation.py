@@ -1,6 +1,7 @@
 """Prompts become token ids and back; generation: parameters, sampling, chunks, end, cancellation, threads, logits."""
 
 import threading
+import time
 from itertools import islice
 from pathlib import Path
 from unittest.mock import Mock
@@ -62,6 +63,22 @@ def token_ids(chunks):
     return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
+def test_a_text_does_not_begin_with_white_space(chunks):
+    """Not even after a prompt that most often ends its line."""
+    prompt = encoder.ids_of(b"The with statement")
+    drawn = {token_ids(chunks(prompt, seed=seed, max_tokens=1))[0] for seed in range(30)}
+    assert len(drawn) > 3
+    assert not drawn & set(sampling.BLANK_IDS)
+    blank = [each for each in range(2048) if (text := vocabulary.bytes_of(np.array([each]))) and not text.strip()]
+    assert list(sampling.BLANK_IDS) == blank
+
+
+def test_a_pause_slows_each_token(chunks):
+    started = time.monotonic()
+    assert chunks(seed=1, max_tokens=4, pause_ms=50) == chunks(seed=1, max_tokens=4)
+    assert time.monotonic() - started >= 0.15
+
+
 def test_the_seed_decides_the_text(chunks):
     """Temperature 0 needs none."""
     assert chunks(seed=7, max_tokens=20) == chunks(seed=7, max_tokens=20)
@@ -109,9 +126,9 @@ def test_a_prompt_outside_the_vocabulary_is_an_error(network, prompt):
 
 
 def test_known_parameters_are_read_and_others_ignored():
-    assert parameters.wishes_of({}) == Wishes(max_tokens=64, temperature=0.8, seed=None, chunk_tokens=1)
-    sent = {"max_tokens": 512, "temperature": 0, "seed": -4, "chunk_tokens": 64, "traceparent": "00-1"}
-    assert parameters.wishes_of(sent) == Wishes(max_tokens=512, temperature=0.0, seed=-4, chunk_tokens=64)
+    assert parameters.wishes_of({}) == Wishes(max_tokens=64, temperature=0.8, seed=None, chunk_tokens=1, pause_ms=0)
+    sent = {"max_tokens": 512, "temperature": 0, "seed": -4, "chunk_tokens": 64, "pause_ms": 200, "traceparent": "00-1"}
+    assert parameters.wishes_of(sent) == Wishes(max_tokens=512, temperature=0.0, seed=-4, chunk_tokens=64, pause_ms=200)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +147,7 @@ def test_known_parameters_are_read_and_others_ignored():
         ("seed", "secret"),
         ("chunk_tokens", 0),
         ("chunk_tokens", 65),
+        ("pause_ms", 201),
     ],
 )
 def test_the_error_names_the_parameter_but_not_its_value(name, value):

@@ -1,12 +1,13 @@
 """Generates one text, token by token."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from model_kit.outcomes import InvalidInput
 from tokens_parameters import Wishes
-from tokens_sampling import generator_of, pick
+from tokens_sampling import BLANK_IDS, generator_of, pick, visible
 from tokens_transformer import Network
 
 
@@ -54,13 +55,16 @@ def _tokens(
     if is_cancelled():
         return
     cache, logits = network.read(prompt_ids)
+    token_id = pick(logits, wishes.temperature, chance)
+    if token_id in BLANK_IDS:  # The text begins after the line break.
+        token_id = pick(visible(network.advance(cache, token_id)), wishes.temperature, chance)
     for left in reversed(range(wishes.max_tokens)):
-        token_id = pick(logits, wishes.temperature, chance)
         finish_reason = _finish_reason(token_id == network.end_id, left)
         yield token_id, finish_reason
         if finish_reason or is_cancelled():
             return
-        logits = network.advance(cache, token_id)
+        time.sleep(wishes.pause_ms / 1000)
+        token_id = pick(network.advance(cache, token_id), wishes.temperature, chance)
 
 
 def _finish_reason(is_end: bool, left: int) -> str | None:

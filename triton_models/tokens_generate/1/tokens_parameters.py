@@ -9,12 +9,13 @@ from model_kit.outcomes import InvalidInput
 
 @dataclass(frozen=True)
 class Wishes:
-    """The options of one text; a part has at most ``chunk_tokens`` tokens."""
+    """The options of one text; a part has at most ``chunk_tokens`` tokens. ``pause_ms``: after each token."""
 
     max_tokens: int = 64
     temperature: float = 0.8
     seed: int | None = None
     chunk_tokens: int = 1
+    pause_ms: int = 0
 
 
 def wishes_of(parameters: Mapping[str, Any]) -> Wishes:
@@ -28,6 +29,7 @@ def wishes_of(parameters: Mapping[str, Any]) -> Wishes:
         temperature=_number(parameters, "temperature", Wishes.temperature, 0, 2),
         seed=_seed(parameters),
         chunk_tokens=_integer(parameters, "chunk_tokens", Wishes.chunk_tokens, 1, 64),
+        pause_ms=_integer(parameters, "pause_ms", Wishes.pause_ms, 0, 200),
     )
 
 

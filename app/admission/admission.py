@@ -21,7 +21,7 @@ class Share:
 
 
 WHOLE = Share()
-"""Of the only process."""
+"""The share of a single process."""
 
 
 class Admission:

@@ -114,7 +114,7 @@ class Key(Section):
 
     id: Annotated[Name, AfterValidator(_checked_id)]
     sha256: Hashes = Field(repr=False)
-    """Of each accepted key. There are two during a rotation from an old key to a new one."""
+    """The hashes of the accepted keys. There are two during a rotation from an old key to a new one."""
     pipelines: Annotated[list[Name], Field(min_length=1)] | None = None
     dialects: Annotated[list[Name], Field(min_length=1)] | None = None
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)

@@ -180,7 +180,7 @@ class StreamLimit(Limit):
         self._window = HIGHEST
         """How many more streams may try. After a late first output 0, then 1; it doubles if there was room for them."""
         self._cold = self._fewest
-        """As ``_window``, before the first output of any stream."""
+        """Like ``_window``, before the first output of any stream."""
         self._risen = 0.0
         """How much ``_proven`` has risen since the window changed."""
         self._failures = 0

@@ -118,7 +118,7 @@ class Claim:
 
     model_queue: "ModelQueue"
     quotas: tuple[Quota, ...]
-    """That of the pipeline is the first."""
+    """The first is the pipeline's."""
     key: str = ""
     priority: int = 0
 

@@ -41,7 +41,7 @@ class Limits:
     send_s: float = 10.0
     """Time limit for a client to make progress with reading."""
     body_key: str = "GATEWAY_MAX_BODY_BYTES"
-    """What sets ``max_body_bytes``."""
+    """The setting or key that sets ``max_body_bytes``."""
 
     def of(self, pipeline: Target) -> "Limits":
         """The limits of requests to a pipeline, which may have its own limit of a body."""

@@ -72,7 +72,7 @@ class Exchange:
         assert task is not None
         self.task = task
         self.is_answering = False
-        """True after the status was sent: the request is not interrupted any more."""
+        """True after the status was sent: then the request is no longer interrupted."""
         self._cause: errors.GatewayError | None = None
         if b"traceparent" in self._headers:
             self.record.trace = trace_of(self._all(b"traceparent"), self._all(b"tracestate"))
@@ -410,7 +410,7 @@ class Workload:
 
     def __init__(self) -> None:
         self.is_shutting_down = False
-        """True after the first signal: the gateway is not ready any more, but still admits work."""
+        """True after the first signal: the gateway is no longer ready, but still admits work."""
         self.is_draining = False
         """True after the drain has started: new work is rejected."""
         self.running: dict[Work, Callable[[], None] | None] = {}

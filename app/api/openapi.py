@@ -124,7 +124,7 @@ class Visible(NamedTuple):
 
     pipelines: Sequence[Pipeline]
     models: Sequence[ModelConfig]
-    """Of the Open Inference Protocol."""
+    """The models of the Open Inference Protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 class PageFiles(StaticFiles):
-    """Serves a folder of files, and beside them those of other folders."""
+    """Serves a folder of files, and the files of further folders that pages share."""
 
     policy = PAGE_HEADERS["Content-Security-Policy"]
 

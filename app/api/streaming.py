@@ -295,7 +295,7 @@ class MessageHandler:
         raise NotImplementedError
 
     def closed(self) -> None:
-        """Called once, when no message runs any more."""
+        """Called once, when the last message has ended."""
 
 
 class Socket:

@@ -3,7 +3,7 @@
 The first dimension of every input and output is the batch. A response is cut only if each of its outputs has exactly
 the rows of all requests; Triton does not check that.
 
-A row of a batch must not depend on the rows beside it. In the trial, the sample and different inputs run alone, and
+A row of a batch must not depend on the other rows. In the trial, the sample and different inputs run alone, and
 then in batches in several orders. Each row of each batch must equal the answer alone. So the trial finds models that
 drop, repeat or reorder rows, and lists that have the right number of rows by accident, such as detections with the
 number of their image.

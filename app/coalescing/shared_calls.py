@@ -310,7 +310,7 @@ class _Model:
         return True
 
     def _end(self, coalescing: Coalescing, version: str, mismatch: RowsMismatch) -> None:
-        """No requests to this version of the model share a call any more."""
+        """Requests to this version of the model no longer share calls."""
         coalescing.refuse(version, mismatch)
         if version not in self._ended:
             self._ended.add(version)

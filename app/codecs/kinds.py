@@ -48,7 +48,7 @@ LARGEST_BY_DATATYPE = {
     each: float(ml_dtypes.finfo(DTYPE_BY_DATATYPE[each]).max)  # type: ignore[no-untyped-call]
     for each in sorted(FLOAT_DATATYPES)
 }
-"""Of the datatypes with floating-point numbers."""
+"""For the datatypes with floating-point numbers."""
 _FEW_NUMBERS = 1024
 """The limit for the quick check; numpy may use several threads for longer vectors."""
 

@@ -21,10 +21,10 @@ class Ending(Struct, frozen=True):
     """The end of an answer: the reason of an early exit, and the outputs that must still be written."""
 
     early_exit: str | None = None
-    """Of a batch: the first reason, if every item has one."""
+    """For a batch: the first reason, if every item has one."""
     outputs: Sequence[Values] = ()
     early_exits: Sequence[str | None] | None = None
-    """Of a batch: the reason of each item. None for any other answer."""
+    """For a batch: the reason of each item. None for any other answer."""
 
     @property
     def shown_exit(self) -> str | Sequence[str | None] | None:
@@ -135,7 +135,7 @@ class Batch(Answer):
 
     @property
     def tokens(self) -> Tokens | None:
-        """Those of the parts that have ended."""
+        """The tokens of the parts that have ended."""
         return self._tokens
 
     def parts(self) -> Iterator[BatchPart]:

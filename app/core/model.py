@@ -175,7 +175,7 @@ class Refusal(NamedTuple):
     code: str
     text: str
     step: int | None = None
-    """Of an ensemble, from 1."""
+    """The number of the ensemble's step, from 1."""
 
 
 @dataclass(frozen=True, slots=True)

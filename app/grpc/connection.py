@@ -81,7 +81,7 @@ class Http2Connection(asyncio.Protocol):
             self.loop.call_soon(self.flush)
 
     def read_at_once(self, call: Http2Stream) -> None:
-        """Reads without pauses until the call is not ``awaited`` any more."""
+        """Reads without pauses while the call is ``awaited``."""
         self.awaited.add(call)
         self._end_rest()
 

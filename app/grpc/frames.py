@@ -91,7 +91,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class ConnectionFailed(Exception):
     """The error that ends a connection. ``code``: for GOAWAY to the peer.
 
-    The peer violated the protocol, and the connection cannot be used any more. Source: RFC 9113, 7.
+    The peer violated the protocol, and the connection is unusable. Source: RFC 9113, 7.
     """
 
     def __init__(self, code: int, reason: str) -> None:

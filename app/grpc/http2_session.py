@@ -61,7 +61,7 @@ class Session:
         self._has_settings = False
         self._receive_window = frames.CONNECTION_WINDOW
         self._send_window = self._initial_window = frames.DEFAULT_WINDOW
-        """Of the connection, and of a new stream."""
+        """The send window of the connection, and the initial window of a new stream."""
         self._max_frame_bytes = self._most_copied = SMALLEST_FRAME_LIMIT
         self._blocked: deque[Http2Stream] = deque()
         """Streams whose body exceeds the windows and waits."""

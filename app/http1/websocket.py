@@ -138,7 +138,7 @@ class WebSocket:
         self._ahead_bytes = 0
         self._is_stopped = False
         self._arrived = asyncio.Event()
-        """Set when a message has arrived, or none can arrive any more."""
+        """Set when a message has arrived, or no further message can arrive."""
         self._ended = asyncio.Event()
         self._opcode = Opcode.TEXT
         self._fragments = bytearray()

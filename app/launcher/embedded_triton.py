@@ -249,7 +249,7 @@ _POLL_S = 0.05
 _STABLE_S = 60.0
 LIVENESS_POLL_S = 10.0
 LIVENESS_FAILURES = 6
-"""As for the sidecar in the chart: a Triton that is live only now and then is not restarted."""
+"""As for the chart's sidecar: only failures in a row restart Triton."""
 _SIGNALED = 128
 """Added to the number of the signal that ended Triton."""
 _FIRST_STARTS = 3
@@ -325,7 +325,7 @@ class EmbeddedTriton:
                     logger.error("the embedded Triton could not be started again: %s", exc)
 
     async def reload_changed(self) -> None:
-        """Loads a model again when its files change, as long as it runs. A background task beside `watch`."""
+        """Loads a model again when its files change, as long as it runs. A second background task, like `watch`."""
         async with _client(self.http_url) as client:
             await reload_changed(self._options.repository, self._options.read, client)
 

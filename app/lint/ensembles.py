@@ -71,7 +71,7 @@ class TensorEnd:
 
 
 class Wiring:
-    """One ensemble as its configuration wires it, faults included: who writes and who reads each of its tensors."""
+    """The wiring of one ensemble, including its faults: which steps write and read each of its tensors."""
 
     def __init__(self, config: ModelConfig, models: Models) -> None:
         self.config = config

@@ -30,7 +30,7 @@ BACKENDS = (
     *("ensemble", "python", "onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "vllm", "tensorrtllm"),
     *("dali", "fil", "identity", "repeat", "square"),
 )
-"""Those of NVIDIA's images."""
+"""The backends of NVIDIA's images."""
 LARGEST_BATCH = 65_536
 MOST_ELEMENTS = 2**31 - 1
 MAX_FINDINGS = 1000
@@ -210,7 +210,7 @@ def _no_model(name: str, models: Models) -> str:
 
 
 def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[Finding]:
-    """What loads and may still hurt."""
+    """Settings that load but can cause problems."""
     cancel = spec.cancel.model if spec.cancel else ""
     count = models[cancel].instance_count if cancel in models else 1
     if count > 1:

@@ -72,7 +72,7 @@ class ChatTemplate:
 
     text: str
     variables: InitVar[Mapping[str, Any]]
-    """Of the operator."""
+    """The operator's variables."""
     strips_bos: bool = False
     """Remove a leading ``bos_token``, for a model that adds its own to every prompt."""
     image_marker: str | None = None

@@ -81,7 +81,7 @@ class TokenizerFolder:
     templates: Templates
     """With the template ``default``."""
     special_tokens: Mapping[str, str]
-    """As templates see them: ``bos_token`` and the like."""
+    """By their names in templates, such as ``bos_token``."""
     tokenizer_json: Path | None
     count_tokens: TokenCounter | None
     """None without a ``tokenizer.json`` or without the extra ``tokenizers``."""

@@ -72,7 +72,7 @@ class JsonCallParser(Parser):
             yield from self._json_calls(before, self.end)
 
     def _json_calls(self, before: str, end: str = "") -> Steps[None]:
-        """Reads the calls that come next, and ``end`` after them. What is no call is text, after ``before``.
+        """Reads the next calls, and ``end`` after them. Anything else is text, after ``before``.
 
         White space, commas and semicolons may separate them.
         """
@@ -88,7 +88,7 @@ class JsonCallParser(Parser):
             self._give("text", before)
 
     def _json_call(self, before: str) -> Steps[bool]:
-        """Reads the object that comes next. One that is no call is given out as text, after ``before``.
+        """Reads the next object. An object that is not a call is returned as text, after ``before``.
 
         The arguments are given out while they grow if the name comes before them.
         """
@@ -116,7 +116,7 @@ class JsonCallParser(Parser):
                 return False
 
     def _call_in(self, text: str) -> tuple[str, str, bool]:
-        """The name and the arguments of an object, and whether they stand last. The name is empty if it is no call."""
+        """The name and the arguments of an object, and whether they end it. The name is empty if it is not a call."""
         try:
             members = _decode_object(text)
             given: Any = next((members[each] for each in _ARGUMENTS if members.get(each) is not None), {})
@@ -161,7 +161,7 @@ class Llama3Parser(JsonCallParser):
 
 
 _NAMED = re.compile(r"\s{0,8}([\w.-]{1,64})\s{0,8}(\[CALL_ID\]\w{0,32})?(\[ARGS\])?\s{0,8}", re.ASCII)
-"""Of Mistral: what precedes the arguments. ``[ARGS]`` may be left out."""
+"""Mistral's text before the arguments. ``[ARGS]`` is optional."""
 _LONGEST_NAMED = 160
 
 
@@ -235,7 +235,7 @@ class PythonicParser(Parser):
                 before += found
 
     def _call(self, before: str) -> Steps[bool]:
-        """Reads the call that comes next. Text that is no call is given out, after ``before``."""
+        """Reads the next call. Text that is not a call is returned, after ``before``."""
         name = yield from self._find("(", _LONGEST_NAME)
         if name is None or name.strip() not in self._tools:
             self._give("text", before)
@@ -325,7 +325,7 @@ class XmlParser(Parser):
                 self._give("text", rest)
 
     def _arguments(self, schema: Mapping[str, Any]) -> Steps[str]:
-        """Ends after the function's end, or after what is no parameter, which is returned.
+        """Ends after the function's end, or after text that is not a parameter, which is returned.
 
         A value that may be another type than a text is held until its end.
         """

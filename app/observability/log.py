@@ -236,7 +236,7 @@ class LoggedCall(ObservedCall):
     """
 
     number: int = 0
-    """Of the last response."""
+    """The number of the last response."""
 
     def response(self, response: InferenceResponse) -> None:
         self.number += 1

@@ -32,7 +32,7 @@ Mode = Literal["livesum", "livemax", "all"]
 
 
 class _Of(NamedTuple):
-    """What a metric counts. ``name``: if it is not that of the attribute, for a histogram with ``_seconds``.
+    """What a metric counts. ``name``: its name if the attribute's name differs; for a histogram with ``_seconds``.
 
     ``mode``: how the gauges of several processes are merged. With ``all``, a page has those of its process.
     """

@@ -188,7 +188,7 @@ class Catalog:
     triton_url: str = ""
     triton_is_up: bool = field(default=False, init=False)
     entries: dict[str, PipelineVersion] = field(default_factory=dict, init=False)
-    """The versions that answer requests, or will if there is no older one."""
+    """The versions that answer requests, or will once they are ready."""
     _coming: dict[str, PipelineVersion] = field(default_factory=dict, init=False)
     """The version of each pipeline that replaces its entry once it can be served. A reload is a transaction."""
     file: GatewayFile | None = field(default=None, init=False)
@@ -406,5 +406,5 @@ class Catalog:
 
     @property
     def folder(self) -> Path:
-        """What the paths in the file are relative to."""
+        """The folder of the file's relative paths."""
         return self.path.parent if self.path is not None else Path()

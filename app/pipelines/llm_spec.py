@@ -52,7 +52,7 @@ class ChatSpec(CompletionsSpec):
 
     @property
     def folder(self) -> TokenizerFolder | None:
-        """What ``tokenizer`` contains, once it was read. Counts when two declarations are compared."""
+        """The content of ``tokenizer``, once it was read. Part of the comparison of two declarations."""
         return self._folder
 
     def with_folder(self, folder: TokenizerFolder) -> Self:
@@ -78,7 +78,7 @@ class UsageSpec(Section):
     prompt_tokens: str
     completion_tokens: str | None = None
     completion_count: Literal["elements", "sum", "last"] = "elements"
-    """What counts: the elements of its tensor, the sum of their values, or the last value."""
+    """How it counts: the elements of its tensor, the sum of their values, or the last value."""
 
 
 class LogprobsSpec(Section):

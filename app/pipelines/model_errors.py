@@ -134,7 +134,7 @@ def explain(error: GatewayError, graph: Graph) -> None:
 
 
 def _words(fault: Fault, edges: Sequence[Edge], graph: Graph) -> dict[str, str]:
-    """What hints name besides the fault itself."""
+    """The words in hints that depend on the fault."""
     words = {
         "model": f"'{fault.model}'" if fault.model else "the model",
         "ensemble": f"ensemble '{fault.ensemble}'" if fault.ensemble else "an ensemble",
@@ -218,5 +218,5 @@ def _writer(*edges: Edge) -> str:
 
 
 def _sizes(shape: str) -> list[int]:
-    """Of a shape as Triton writes it."""
+    """The sizes in a shape as Triton writes it."""
     return [int(size) for size in shape.strip("[]").split(",") if size.strip(" -").isdecimal()]

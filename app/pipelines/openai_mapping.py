@@ -48,7 +48,7 @@ class TextForm:
     """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
     template: ChatTemplate | None = None
     tokenizer: TokenizerFolder | None = None
-    """Of ``chat``; counts tokens, if it can."""
+    """The tokenizer of ``chat``; counts tokens, if it can."""
     tools: ToolFormat | None = None
     reasoning: Reasoning | None = None
     """How the model writes tool calls and reasoning. Only of ``chat``; None if it does not."""
@@ -231,7 +231,7 @@ class OpenAIMapping:
 
 
 def _template_of(spec: llm_spec.ChatSpec) -> ChatTemplate:
-    """Of a folder, the template ``default``, with ``tool_use`` for conversations with tools."""
+    """From a folder it takes the template ``default``, and ``tool_use`` for conversations with tools."""
     folder = spec.folder
     if folder is None:
         with mismatch_at("chat", "template" if spec.template is not None else "template_text"):

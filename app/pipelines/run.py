@@ -48,7 +48,7 @@ class Collector(Answer):
     has_enough = False
     tokens: Tokens | None = None
     _fault: errors.ContractViolation | None = None
-    """Of a model that is not decoupled: an output is missing, or has no elements although its declared shape has some.
+    """Only for a model that is not decoupled: an output is missing, or is empty although its declared shape is not.
     An early exit may explain it."""
 
     def __init__(
@@ -259,9 +259,9 @@ class PipelineBatch(Batch):
         self._pipeline, self._is_whole = pipeline, is_whole
         self._exits: list[str | None] = [None] * self.count
         self._rows: dict[str, dict[int, Any]] = {field.name: {} for field in pipeline.outputs}
-        """Of a whole answer: by output, the rows of each part, by its first item."""
+        """For a whole answer: output -> first item of a part -> the part's rows."""
         self._sizes: dict[int, dict[str, int]] = {}
-        """Of a whole answer: by first item of a part and tensor, the size of the first dimension."""
+        """For a whole answer: first item of a part -> tensor -> the size of the first dimension."""
 
     def answer_of(self, part: BatchPart) -> Answer:
         return Collector(self._pipeline, part.request, is_whole=self._is_whole)

@@ -81,7 +81,7 @@ class InputSpec(Section):
     optional: bool = False
     default: JsonValue = None
     missing: Literal["nan"] | None = None
-    """What a number that is ``null`` becomes. Left out: such a number is refused."""
+    """The value that replaces ``null`` as a number. If it is not set, ``null`` is refused."""
     minimum: Bound | None = None
     maximum: Bound | None = None
     enum: Enum | None = None
@@ -111,7 +111,7 @@ class OutputSpec(Section):
     accumulates: bool = False
     """Each response repeats the text so far. Callers get the differences."""
     none: str | None = None
-    """A text that means that there is no value."""
+    """A text that means no value."""
     reaches: Name | None = None
     """The output is ``length`` if the numbers of all responses reach the value of this parameter, else ``stop``."""
     description: str = ""

@@ -148,7 +148,7 @@ class Servers:
     declarations: Declarations = field(default_factory=Declarations)
     health: HealthByAddress = field(default_factory=HealthByAddress)
     shared_memory: SharedMemory | None = None
-    """Of a single Triton: Tritons elsewhere cannot map it."""
+    """Only with a single Triton: Tritons on other machines cannot map it."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[InferenceServer]:

@@ -271,7 +271,7 @@ class WorkerPool:
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._has_served = False
         self.failed_status = 0
-        """That of a worker that ended before any worker served: the gateway cannot be started like this."""
+        """The exit status of a worker that ended before any worker served: the gateway cannot start like this."""
 
     async def run(self) -> None:
         """Keeps each worker running until it is cancelled. Then kills those that still run.

@@ -92,7 +92,7 @@ class Layouts:
         self._max_call_bytes = max_call_bytes
         self._configs: dict[ModelKey, ModelConfig] = {}
         self._outputs: dict[ModelKey, _Sizes] = {}
-        """Of one item if the model supports batching. The size is 0 if the configuration does not determine it."""
+        """The sizes of one item if the model supports batching; 0 if the configuration does not determine a size."""
         self._is_suitable: dict[tuple[ModelKey, frozenset[str]], bool] = {}
 
     def learn(self, config: ModelConfig, version: str) -> None:

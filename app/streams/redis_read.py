@@ -198,7 +198,7 @@ class Tailer:
         self._woken = "0-0"
 
     async def reader(self, stream_id: str, after: int) -> "RedisReader | None":
-        """As :meth:`app.streams.store.StreamStore.reader`. The first reader of a stream interrupts the command.
+        """Like :meth:`app.streams.store.StreamStore.reader`. The first reader of a stream interrupts the command.
 
         A failover of Redis may lose the newest events. A reader that had received them then writes the terminal event
         after them, so that they are missing before it.

@@ -93,7 +93,7 @@ class _Owned(KeptStream):
     read_at: float = field(default_factory=time.monotonic)
     """Time of the last known reader; of an ended stream the time of its end."""
     sizes: deque[int] = field(default_factory=deque)
-    """Of each event in Redis."""
+    """The size of each event in Redis."""
     is_disowned: bool = False
     """Whether it may have ended without a terminal event in Redis, so that readers may write it."""
 
@@ -120,7 +120,7 @@ class RedisStore(StreamStore):
         """Time of the last heartbeat that Redis answered."""
         self._tailer = Tailer(self._tail, self._requests, self._owner, problem_of)
         self._streams: dict[str, _Owned] = {}
-        """Those of this process."""
+        """The streams of this process."""
         self._publishing: set[asyncio.Task[None]] = set()
 
     def new_log(self) -> EventLog:

@@ -21,7 +21,7 @@ from app.core.errors import StreamCancelled, StreamEvicted, TooManyRequests, Unk
 from app.streams.stream import Event, EventLog, ReplayLog, Stream
 
 STREAM_BYTES = 4096
-"""What an ended stream needs in memory besides its events."""
+"""The memory of an ended stream without its events."""
 CALLER_SHARE = 0.5
 """The part of both limits that the streams of one API key may use."""
 
@@ -39,7 +39,7 @@ KEEP_LIMITS = KeepLimits()
 
 @dataclass(slots=True, eq=False)
 class KeptStream:
-    """What one stream uses. ``caller``: the id of its API key; empty without one.
+    """The memory that one stream uses. ``caller``: the id of its API key; empty without one.
 
     ``stream``: None when only its events are kept: after its end, and in Redis when they are all there.
     """
@@ -55,7 +55,7 @@ class KeptStream:
 
 @dataclass(slots=True, eq=False)
 class Usage:
-    """What some streams use together."""
+    """The memory that some streams use together."""
 
     limits: KeepLimits
     size: int = 0
@@ -193,7 +193,7 @@ class StreamStore(ABC):
 
     @property
     def usage(self) -> Usage:
-        """What this process keeps for all of its streams."""
+        """The memory that this process uses for all of its streams."""
         return self._quota.total
 
     @abstractmethod

@@ -63,7 +63,7 @@ class PacedCancels:
         """
         settled = self._settled_at(model, began, answers_s, time.monotonic())
         while not call.done() and time.monotonic() < settled:
-            with suppress(TimeoutError, RpcError):  # also if the caller's deadline passes, which is no safe time
+            with suppress(TimeoutError, RpcError):  # also if the caller's deadline passes, which is not a safe time
                 async with asyncio.timeout_at(settled):
                     await call.response()
         self._note(model, began)
@@ -99,7 +99,7 @@ class PacedCancels:
                 except RpcError as exc:
                     if call.done() or exc.code != "DEADLINE_EXCEEDED":
                         return
-                    continue  # the caller's deadline passed, which is no safe time
+                    continue  # the caller's deadline passed, which is not a safe time
                 else:
                     if not is_noted:
                         is_noted = True

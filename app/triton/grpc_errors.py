@@ -41,7 +41,7 @@ _FAILED_SCRIPT = (
     r"Failed to process the request\(s\) for model (?:instance )?'(?P<model>[^']*?)(?:_\d+_\d+)?', message: "
 )
 _CHILD = r"(?:in ensemble '[^']*', |Error when running inference: )(?:\[request id: [^\]]*\] )?"
-"""What precedes a text about a request that a step or a BLS script sent, not the caller."""
+"""The text before an error of a request that a step or a BLS script sent, not the caller."""
 _BROKEN_TENSORS = {
     FaultKind.NOT_GIVEN: (
         "A step did not receive a required input.",

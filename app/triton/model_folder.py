@@ -87,7 +87,7 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.text = ""
-        """That of the configuration, after it was read."""
+        """The text of the configuration, after it was read."""
 
     @cached_property
     def config(self) -> pb.ModelConfig:
@@ -142,7 +142,7 @@ class ModelFolder:
 
     @property
     def missing_scripts(self) -> list[Path]:
-        """Of a Python model: one for each version that Triton loads without a script."""
+        """For a Python model: one path for each version that Triton loads without a script."""
         if self.backend != "python":
             return []
         scripts = [self.path / version / (self.config.default_model_filename or SCRIPT) for version in self.loaded]

@@ -19,7 +19,7 @@ class GrpcClient:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def connect(self) -> None:
-        """Waits until the channel is connected, so that no call fails because a busy machine answers late."""
+        """Waits until the channel is connected: otherwise calls fail when a busy machine answers late."""
         await self._channel.channel_ready()
 
     async def unary(self, asks: Sequence[GrpcAsk], seconds: float) -> Report:

@@ -21,7 +21,7 @@ from tests.toolkit.programs import running_program
 
 WAIT_S = 60.0
 PASTED = 30
-"""The characters of a text that nobody types: each is three events in the browser."""
+"""The characters of a text that is set at once: each typed character is three events in the browser."""
 TEXTS = """
 const visible = (element) => element.checkVisibility() ? element.innerText ?? element.textContent : "";
 return [...document.querySelectorAll(arguments[0])].map((element) => visible(element).replaceAll("\\t", " ").trim());

@@ -56,7 +56,7 @@ from tests.toolkit.engine import (
 from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 MOST_CALLS = 29
-"""For 64 requests that share a call, one of which fails."""
+"""For 64 requests that share a call and include one that fails."""
 OUTPUTS = {"NEGATIVE": (1,), "TEXT": (1,)}
 
 
@@ -314,7 +314,7 @@ HOSTILE: dict[str, tuple[Distort, str]] = {
 
 @pytest.mark.parametrize("habit", HOSTILE)
 @on_a_simulated_clock
-async def test_nobody_is_answered_from_a_call_with_other_rows(habit: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_call_with_other_rows_answers_no_request(habit: str, caplog: pytest.LogCaptureFixture) -> None:
     distort, output = HOSTILE[habit]
     bench = Bench(RowEngine(distort=distort))
     assert are_answers_of(await bench.results(range(9)), range(9))
@@ -375,7 +375,7 @@ async def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:
 
 
 @on_a_simulated_clock
-async def test_nobody_is_answered_by_a_version_without_a_trial() -> None:
+async def test_a_version_without_a_trial_answers_no_shared_call() -> None:
     bench = Bench(calls=1)
     first = bench.start(0)
     await asyncio.sleep(0)
@@ -412,7 +412,7 @@ async def test_a_deadline_concerns_only_its_own_caller() -> None:
 
 
 @on_a_simulated_clock
-async def test_a_caller_that_leaves_takes_nobody_along_and_the_last_one_cancels_the_call() -> None:
+async def test_only_the_last_caller_that_leaves_cancels_the_call() -> None:
     bench = Bench(RowEngine(service_s=1.0))
     tasks = [bench.start(item) for item in range(4)]
     await asyncio.sleep(1.5)

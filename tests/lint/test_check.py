@@ -185,7 +185,7 @@ COALESCED = ", idempotent: true, sample: {x: [1.0, 2.0]}, coalesce: true"
         ("sequence_batching { iterative_sequence: true }", 8, "", []),
     ],
 )
-def test_a_model_whose_requests_nobody_joins_has_a_hint(
+def test_a_model_that_gets_batches_of_one_has_a_hint(
     repository: Repository, rest: str, batch: int, keys: str, found: list[str]
 ) -> None:
     repository.model("broken", "X:FP32:2", "Y:FP32:2", rest, batch=batch)

@@ -48,7 +48,7 @@ def ask(client: httpx.Client, pipeline: str, *scripts: dict[str, Any]) -> httpx.
 
 
 def numbered(count: int, *, at: int = -1, **fields: Any) -> list[dict[str, Any]]:
-    """Scripts for ``count`` items, of which the item ``at`` has further fields."""
+    """Scripts for ``count`` items, where the item ``at`` has further fields."""
     return [{"text": f"item {i}", "number": i, **(fields if i == at else {})} for i in range(count)]
 
 

@@ -229,7 +229,7 @@ def test_a_frozen_redis_takes_no_slot_from_other_requests(pair: Pair, redis: Red
 def test_a_gateway_starts_without_redis_connects_later_and_ends_its_readers_when_it_drains(
     settings: dict[str, str], pair: Pair, redis: RedisServer, start_gateway: StartGateway
 ) -> None:
-    """It serves everything but resumable streams until Redis answers, and says so once."""
+    """It serves everything but resumable streams until Redis answers, and logs it once."""
     _, second = pair
     redis.stop()
     try:

@@ -474,7 +474,7 @@ async def test_several_workers_have_sessions_over_websockets_only(triton: Embedd
 
 
 def check_http_is_refused(gateway: GatewayProcess) -> None:
-    """Each worker refuses sessions over HTTP at once, and the log says so once."""
+    """Each worker refuses sessions over HTTP at once, and logs it once."""
     limits = httpx.Limits(max_keepalive_connections=0)  # any worker may accept the next connection
     with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, limits=limits) as client:
         for _ in range(8):

@@ -16,7 +16,7 @@ from app.llm.answer_schema import AnswerSchema, answer_schema_of
 
 
 def chained(links: int, of: str, end: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Definitions of which each refers to the next one twice: 2 to the power of ``links`` paths."""
+    """Each definition refers to the next one twice: 2 to the power of ``links`` paths."""
     definitions: dict[str, Any] = {
         f"a{index}": {of: [{"$ref": f"#/$defs/a{index + 1}"}, {"$ref": f"#/$defs/a{index + 1}"}]}
         for index in range(links)

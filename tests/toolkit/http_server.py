@@ -21,7 +21,7 @@ POLL_S = 0.02
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # waited for at the end, so that no connection is left open
+    daemon_threads = False  # waited for at the end, so that all connections are closed
 
     def handle_error(self, *_: Any) -> None:
         """For instance of a client that closes its connection because it does not trust the certificate."""

@@ -1,4 +1,4 @@
-"""Waits for a condition instead of a fixed time, and runs an event loop or repeated calls beside the test.
+"""Waits for a condition instead of a fixed time, and runs an event loop or repeated calls during the test.
 
 Only a test that fails waits until the end.
 """

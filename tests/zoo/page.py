@@ -18,7 +18,7 @@ ONLY_TESTED = frozenset(
         *("priorities", "iterative", "incomplete"),
     }
 )
-"""Kinds that nobody deploys. They are not on the page."""
+"""Kinds that are not deployed. They are not on the page."""
 
 
 def table() -> str:

@@ -37,7 +37,7 @@ MAX_SPANS = 1024
 MAX_ALL_SPANS = 16384
 """About 20 MB."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Of one export. Triton's largest has 512 spans of less than 1 KB."""
+"""Size limit of one export. Triton's largest has 512 spans of less than 1 KB."""
 
 CALL = "InferRequest"
 MOMENTS = {

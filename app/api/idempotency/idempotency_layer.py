@@ -144,7 +144,7 @@ class _Note(Struct):
 async def once_of_all(
     store: StreamStore, request: Repeatable, run: Callable[[], Awaitable[StartedStream]]
 ) -> StartedStream:
-    """As :meth:`Repeats.once`, among all processes. Also raises UpstreamUnavailable."""
+    """Like :meth:`Repeats.once`, for all processes. Also raises UpstreamUnavailable."""
     ends, own = monotonic() + request.wait_s, _Note(request.digest, secrets.token_hex(8))
     claim, key = msgspec.json.encode(own), hashlib.sha256(request.id.encode()).hexdigest()
 
@@ -218,7 +218,7 @@ class _Once(Once):
         self, pipeline: str, request: InferenceRequest, deadline: Deadline, run: Callable[[], Awaitable[WholeAnswer]]
     ) -> WholeAnswer:
         def digest() -> str:
-            """Of the inputs and parameters. The bytes of a repeated form differ, because its boundary does."""
+            """Covers inputs and parameters. The bytes of a repeated form differ, because its boundary does."""
             found = hashlib.sha256(repr(sorted(request.parameters.items())).encode())
             for tensor in request.inputs:
                 found.update(repr((tensor.name, tensor.datatype, tensor.shape)).encode())

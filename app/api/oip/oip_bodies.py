@@ -38,7 +38,7 @@ _Size = Annotated[int, Meta(ge=0)]
 
 
 class _TensorParameters(Struct):
-    """Of an input: ``binary_data_size``. Of an output: ``binary_data`` and ``classification``."""
+    """An input has ``binary_data_size``; an output has ``binary_data`` and ``classification``."""
 
     binary_data_size: _Size | UnsetType = UNSET
     binary_data: bool = False

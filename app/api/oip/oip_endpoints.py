@@ -322,7 +322,7 @@ class OipEndpoints:
         return JsonResponse(self._visible(exchange, rows))
 
     def _visible(self, exchange: Exchange, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those of models that are exposed, and that the key of the request allows."""
+        """The rows of models that are exposed and that the request's key allows."""
         key, catalog = exchange.key, self._catalog
         exposed = (row for row in rows if row["name"] in catalog.oip_models)
         return [row for row in exposed if allows_model(key, catalog, row["name"])]

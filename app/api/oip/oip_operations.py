@@ -48,7 +48,7 @@ _RESULT = {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": lis
 _INFERRED = openapi.named("OipInferResult", _RESULT, "id")
 ERRORS = openapi.ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, lenient_status_of, has_codes=False)
 _MODEL_STATUSES = (400, 404, 500, 501, 503)
-"""Of errors of a model."""
+"""The statuses of errors of a model."""
 _EVENT: Schema = {"text/event-stream": {"schema": TEXT, "x-event-schemas": {"message": _ERROR}}}
 _STREAM_ERRORS = openapi.ErrorAnswers("OipStreamError", ERRORS.content | _EVENT, lenient_status_of, has_codes=False)
 _OF_PROTOCOL = "As the Open Inference Protocol and Triton's extensions describe it."

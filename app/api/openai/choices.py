@@ -54,7 +54,7 @@ class TextOptions:
     """The number of alternatives for a token; None for no log probabilities."""
     messages: Sequence[Message] = ()
     images: Sequence[Image] = ()
-    """Of a chat, until its requests are made."""
+    """The messages and images of a chat, until its requests are made."""
     echo: bool = False
     counter: TokenCounter | None = None
     """Counts the tokens, if usage is wanted and the model does not count them."""
@@ -142,13 +142,13 @@ class Choice(ABC):
         self._checked: list[str] = []
         """The text for the caller, if its format is checked."""
         self._length = 0
-        """Of the text in earlier chunks, and ``_read_length`` of the model's."""
+        """The length of the text in earlier chunks; ``_read_length`` is that of the model's text."""
         self._read_length = 0
         self.unread = deque[str]()
         """Text that was not read yet. :meth:`catch_up` reads on."""
         self._call_count = 0
         self._arguments: list[list[str]] = []
-        """Of each call, if a call is required."""
+        """The arguments of each call, if a call is required."""
         self._arguments_length = 0
         self._is_first = True
         """Whether there was no chunk. The next one has these:"""
@@ -404,7 +404,7 @@ class TextAnswer(Answer):
             "object": first.chunk_kind if options.stream else first.kind,
         }
         self._usage = {"usage": None} if options.include_usage else {}
-        """Of a chunk that is not the last one."""
+        """The member ``usage`` of each chunk but the last."""
 
     @property
     def tokens(self) -> Tokens | None:

@@ -288,7 +288,7 @@ class CatalogEndpoints:
 
 
 def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a ``PipelineDescription`` that are known with the pipeline's model."""
+    """The members of a ``PipelineDescription`` that follow from the pipeline's model."""
     spec, files, mapping = pipeline.spec, {field.name for field in pipeline.inputs if field.is_file}, pipeline.openai
     values = examples.example_of(pipeline).items()  # of a form, without files and long lists
     sample = {name: value for name, value in values if name not in files and not isinstance(value, examples.Filled)}

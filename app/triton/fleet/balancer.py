@@ -129,7 +129,7 @@ class Balancer(InferenceServer):
         """
         self.servers: list[TritonServer] = []
         self._chosen: dict[ModelKey, Signature] = {}
-        """Of each model whose configuration was requested."""
+        """For each model whose configuration was requested."""
         self._places: OrderedDict[str, TritonServer] = OrderedDict()
         """Request id -> the Triton that received the request, so that a ``cancel`` model is called there."""
         self._changed = changed

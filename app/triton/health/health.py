@@ -210,7 +210,7 @@ class TritonHealth:
         return sorted(model for model, found in self.faults.items() if not found.isdisjoint(faults))
 
     def faults_of(self, model: str) -> list[ModelFault]:
-        """Those of the model and of the models that it runs, in the order in which they explain a refusal.
+        """The faults of the model and of the models that it runs, in the order in which they explain a refusal.
 
         An open breaker concerns only the calls of its model.
         """

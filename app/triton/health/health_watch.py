@@ -306,7 +306,7 @@ class HealthWatch:
         return max(HUNG_S, *(max(models[each.request.model].canary_s, each.deadline_s) for each in canaries), 0.0)
 
     def _canaries_by(self, method: str, model: str = "") -> Sequence[Canary]:
-        """Those of models that have answered before; without a model, several.
+        """The canaries of models that have answered before; without ``model``, several.
 
         Triton answers ModelStreamInfer for every model, ModelInfer only for models that are not decoupled.
         """
@@ -328,7 +328,7 @@ class HealthWatch:
     async def _works(self, canary: Canary, method: str) -> bool | None:
         """Sends the canary with the gRPC method ``method``, and distinguishes a busy model from a hung one.
 
-        Triton executes requests although their callers do not wait any more. So a model that answers nothing in time
+        Triton executes requests although their callers have left. So a model that answers nothing in time
         may be busy for minutes. Triton's statistics count the requests that it completes in this time.
 
         Returns:

@@ -19,7 +19,7 @@ def key_of(environment: Mapping[str, str] = os.environ) -> bytes:
     """The key, for a model's ``initialize``: a model without it then fails to load, not at its first exit.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: the key is not set.
     """
     key = environment.get(KEY_VARIABLE, "")
     if not key:
@@ -31,7 +31,7 @@ def signed_exit(step: str, reason: str, request_id: str, key: bytes) -> EarlyExi
     """The exception to raise in place of ``EarlyExit(reason)``: ``EARLY_EXIT/1 <hex HMAC-SHA256> <claim>``.
 
     Args:
-        step: who says so, for the log.
+        step: the name of the model that exits, for the log.
         request_id: ``request.request_id()``; a marker holds for this request alone.
     """
     said = {"step": step, "reason": reason, "rid": request_id}

@@ -89,7 +89,7 @@ const errorOf = (work) =>
 
 const protocolOf = (path) => performance.getEntriesByType("resource").findLast(({ name }) => name === GATEWAY + path)?.nextHopProtocol;
 
-/** Asks with a header that a library adds, or that nobody allows. */
+/** Asks with a header that a library adds, or that is not allowed. */
 const withHeader = async (name) => (await call("/v1/pipelines", { headers: { [name]: "x" } })).status;
 
 Object.assign(window, { gateway: GATEWAY, key: KEY, call, post, upload, read, start, resume, errorOf, protocolOf, withHeader });

@@ -90,7 +90,7 @@ async def test_a_round_of_faults_leaves_nothing_unexplained(
 
 @pytest.mark.full
 @pytest.mark.timeout(LONG_S + 600)
-async def test_faults_give_nobody_the_answer_of_another_request(models_venv: Path, tmp_path: Path) -> None:
+async def test_faults_give_no_caller_the_answer_of_another(models_venv: Path, tmp_path: Path) -> None:
     write_models(tmp_path / "models")
     with running_triton(EmbeddedOptions(tmp_path / "models", models_venv, **RESTARTS), restarts=True) as triton:
         async with stand_of(triton, tmp_path / "stand", SEED, GATEWAY_YAML) as stand:

@@ -1,4 +1,4 @@
-"""The memory of the gateway does not grow with requests, streams that nobody reads, and closed connections."""
+"""The memory of the gateway does not grow with requests, streams without a reader, and closed connections."""
 
 import asyncio
 import json

@@ -330,7 +330,7 @@ async def test_the_stream_of_a_dead_process_ends(reading: Reading) -> None:
 async def test_a_repair_begins_after_the_streams_of_the_dead_process_have_ended(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reload beside them can abort Triton 2.51."""
+    """A reload while they run can abort Triton 2.51."""
     monkeypatch.setattr(watch_module, "FIRST_DELAY_S", WITHIN_S)
     async with reading.triton.watching(may_reload=True):
         await reading.begun()

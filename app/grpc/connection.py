@@ -1,14 +1,16 @@
 """One HTTP/2 connection on asyncio, which passes bytes between transport and session, and its calls.
 
-Sources: PROTOCOL-HTTP2.md of gRPC ("Errors") and http-grpc-status-mapping.md.
+Sources: PROTOCOL-HTTP2.md of gRPC ("Length-Prefixed-Message", "Errors") and http-grpc-status-mapping.md.
 """
 
 import asyncio
+import struct
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from app.grpc.frames import PREFIX, PREFIX_BYTES, REFUSED_STREAM, ConnectionFailed, Headers, MessageReader
+from app.grpc.frames import REFUSED_STREAM, ConnectionFailed, Headers
 from app.grpc.http2_session import Http2Stream, Session
 from app.grpc.rpc import LATER_S, STATUSES, WAITED_S, BrokenExchange, RpcError
 
@@ -217,6 +219,58 @@ def _error_of_http(status: bytes) -> RpcError:
     return RpcError(
         _CODE_BY_HTTP_STATUS.get(status, "UNKNOWN"), f"the server answered with HTTP status {status.decode('latin-1')}"
     )
+
+
+PREFIX = struct.Struct(">BI")
+"""What comes before each message: whether it is compressed, and its length."""
+PREFIX_BYTES = PREFIX.size
+
+
+class MessageReader:
+    """Assembles messages from pieces of a stream's body. Each message is copied once, when it is complete."""
+
+    __slots__ = ("_has_prefix", "_max_message_bytes", "_pieces", "is_between_messages", "missing")
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self.missing = PREFIX_BYTES
+        """Bytes that are missing from the current message, or from its prefix while the length is unknown."""
+        self.is_between_messages = True
+        self._max_message_bytes = max_message_bytes
+        self._has_prefix = False
+        self._pieces: list[bytes] = []
+        """The received pieces of the message or its prefix."""
+
+    def messages(self, data: bytes) -> Iterable[bytes]:
+        """Returns the messages that ``data`` completes. They may be yielded one by one, and then raise RpcError."""
+        if self.is_between_messages and len(data) > PREFIX_BYTES:
+            is_compressed, length = PREFIX.unpack_from(data)
+            if length == len(data) - PREFIX_BYTES and length <= self._max_message_bytes and not is_compressed:
+                return (data[PREFIX_BYTES:],)  # the usual piece: one whole message
+        return self._assembled(data)
+
+    def _assembled(self, data: bytes) -> Iterator[bytes]:
+        start, size = 0, len(data)
+        while size - start >= self.missing:
+            end = start + self.missing
+            part = data[start:end]
+            if self._pieces:
+                part, self._pieces = b"".join((*self._pieces, part)), []
+            start = end
+            if self._has_prefix:
+                self._has_prefix, self.missing = False, PREFIX_BYTES
+                yield part
+                continue
+            is_compressed, length = PREFIX.unpack(part)
+            if is_compressed:
+                raise BrokenExchange("the server sent a compressed message, which the client does not support")
+            if length > self._max_message_bytes:
+                text = f"a message of {length} bytes; at most {self._max_message_bytes} are read"
+                raise RpcError("RESOURCE_EXHAUSTED", text)
+            self._has_prefix, self.missing = True, int(length)
+        if start < size:
+            self.missing -= size - start
+            self._pieces.append(data[start:])
+        self.is_between_messages = not self._has_prefix and self.missing == PREFIX_BYTES
 
 
 class Http2Call(Http2Stream):

@@ -1,16 +1,10 @@
-"""Encodes and decodes HTTP/2 frames, and decodes header blocks and messages.
-
-Sources: RFC 9113, sections 4 and 6 (frames) and 7 (error codes); PROTOCOL-HTTP2.md of gRPC ("Length-Prefixed-Message").
-"""
+"""HTTP/2 frames and header blocks. Sources: RFC 9113, sections 4 and 6 (frames) and 7 (error codes)."""
 
 import struct
-from collections.abc import Iterable, Iterator
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from msgspec import Struct
-
-from app.grpc.rpc import BrokenExchange, RpcError
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -24,7 +18,6 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 HEADER = struct.Struct(">IBI")
 """The size of the content and the kind, flags, and the stream id."""
-_STREAM_ID = 0x7FFF_FFFF
 
 
 class Frame(Struct, gc=False):
@@ -32,50 +25,6 @@ class Frame(Struct, gc=False):
     flags: int
     stream_id: int
     content: bytes
-
-
-class FrameBuffer:
-    """Assembles frames from received bytes, which may be split anywhere."""
-
-    def __init__(self, max_content_bytes: int) -> None:
-        self._max_content_bytes = max_content_bytes
-        self._rest = b""
-        """The start of a frame's header."""
-        self._cut: Frame | None = None
-        """An incomplete frame. The pieces of its content are joined once."""
-        self._pieces: list[bytes] = []
-        self._missing = 0
-
-    def frames(self, data: bytes) -> Iterator[Frame]:
-        """Yields the frames that ``data`` completes. Raises ConnectionFailed."""
-        start = 0
-        if self._cut is not None:
-            start = self._missing
-            self._pieces.append(data[:start])
-            if len(data) < start:
-                self._missing -= len(data)
-                return
-            frame, self._cut = self._cut, None
-            frame.content = b"".join(self._pieces)
-            yield frame
-        elif self._rest:
-            data = self._rest + data
-        end, limit, unpack = len(data), self._max_content_bytes, HEADER.unpack_from
-        while end - start >= HEADER_BYTES:
-            size_and_kind, flags, stream_id = unpack(data, start)
-            size = size_and_kind >> 8
-            if size > limit:
-                raise ConnectionFailed(FRAME_SIZE_ERROR, f"a frame of {size} bytes")
-            start += HEADER_BYTES
-            after = start + size
-            frame = Frame(size_and_kind & 0xFF, flags, stream_id & _STREAM_ID, data[start:after])
-            if after > end:
-                self._cut, self._pieces, self._missing = frame, [frame.content], after - end
-                self._rest = b""
-                return
-            start = after
-            yield frame
-        self._rest = data[start:]
 
 
 def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> bytes:
@@ -196,55 +145,3 @@ class HeaderBlocks:
         if len(self._decoded) < _MAX_CACHED_BLOCKS:
             self._decoded[content] = headers
         return headers
-
-
-PREFIX = struct.Struct(">BI")
-"""What comes before each message: whether it is compressed, and its length."""
-PREFIX_BYTES = PREFIX.size
-
-
-class MessageReader:
-    """Assembles messages from pieces of a stream's body. Each message is copied once, when it is complete."""
-
-    __slots__ = ("_has_prefix", "_max_message_bytes", "_pieces", "is_between_messages", "missing")
-
-    def __init__(self, max_message_bytes: int) -> None:
-        self.missing = PREFIX_BYTES
-        """Bytes that are missing from the current message, or from its prefix while the length is unknown."""
-        self.is_between_messages = True
-        self._max_message_bytes = max_message_bytes
-        self._has_prefix = False
-        self._pieces: list[bytes] = []
-        """The received pieces of the message or its prefix."""
-
-    def messages(self, data: bytes) -> Iterable[bytes]:
-        """Returns the messages that ``data`` completes. They may be yielded one by one, and then raise RpcError."""
-        if self.is_between_messages and len(data) > PREFIX_BYTES:
-            is_compressed, length = PREFIX.unpack_from(data)
-            if length == len(data) - PREFIX_BYTES and length <= self._max_message_bytes and not is_compressed:
-                return (data[PREFIX_BYTES:],)  # the usual piece: one whole message
-        return self._assembled(data)
-
-    def _assembled(self, data: bytes) -> Iterator[bytes]:
-        start, size = 0, len(data)
-        while size - start >= self.missing:
-            end = start + self.missing
-            part = data[start:end]
-            if self._pieces:
-                part, self._pieces = b"".join((*self._pieces, part)), []
-            start = end
-            if self._has_prefix:
-                self._has_prefix, self.missing = False, PREFIX_BYTES
-                yield part
-                continue
-            is_compressed, length = PREFIX.unpack(part)
-            if is_compressed:
-                raise BrokenExchange("the server sent a compressed message, which the client does not support")
-            if length > self._max_message_bytes:
-                text = f"a message of {length} bytes; at most {self._max_message_bytes} are read"
-                raise RpcError("RESOURCE_EXHAUSTED", text)
-            self._has_prefix, self.missing = True, int(length)
-        if start < size:
-            self.missing -= size - start
-            self._pieces.append(data[start:])
-        self.is_between_messages = not self._has_prefix and self.missing == PREFIX_BYTES

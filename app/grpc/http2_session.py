@@ -2,9 +2,10 @@
 
 import struct
 from collections import deque
+from collections.abc import Iterator
 
 from app.grpc import frames
-from app.grpc.frames import MAX_WINDOW, ConnectionFailed, Frame, FrameBuffer, HeaderBlocks, Headers, frame_bytes
+from app.grpc.frames import HEADER_BYTES, MAX_WINDOW, ConnectionFailed, Frame, HeaderBlocks, Headers, frame_bytes
 
 SMALLEST_FRAME_LIMIT = 16_384
 LARGEST_FRAME_LIMIT = 2**24 - 1
@@ -38,6 +39,50 @@ class Http2Stream:
     def was_lost(self, reason: str) -> None:
         """The stream has ended with its connection."""
         raise NotImplementedError
+
+
+class FrameBuffer:
+    """Assembles frames from received bytes, which may be split anywhere."""
+
+    def __init__(self, max_content_bytes: int) -> None:
+        self._max_content_bytes = max_content_bytes
+        self._rest = b""
+        """The start of a frame's header."""
+        self._cut: Frame | None = None
+        """An incomplete frame. The pieces of its content are joined once."""
+        self._pieces: list[bytes] = []
+        self._missing = 0
+
+    def frames(self, data: bytes) -> Iterator[Frame]:
+        """Yields the frames that ``data`` completes. Raises ConnectionFailed."""
+        start = 0
+        if self._cut is not None:
+            start = self._missing
+            self._pieces.append(data[:start])
+            if len(data) < start:
+                self._missing -= len(data)
+                return
+            frame, self._cut = self._cut, None
+            frame.content = b"".join(self._pieces)
+            yield frame
+        elif self._rest:
+            data = self._rest + data
+        end, limit, unpack = len(data), self._max_content_bytes, frames.HEADER.unpack_from
+        while end - start >= HEADER_BYTES:
+            size_and_kind, flags, stream_id = unpack(data, start)
+            size = size_and_kind >> 8
+            if size > limit:
+                raise ConnectionFailed(frames.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+            start += HEADER_BYTES
+            after = start + size
+            frame = Frame(size_and_kind & 0xFF, flags, stream_id & MAX_WINDOW, data[start:after])
+            if after > end:
+                self._cut, self._pieces, self._missing = frame, [frame.content], after - end
+                self._rest = b""
+                return
+            start = after
+            yield frame
+        self._rest = data[start:]
 
 
 _SETTING = struct.Struct(">HI")

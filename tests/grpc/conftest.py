@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from app.grpc import frames
-from app.grpc.frames import PREFIX, frame_bytes
+from app.grpc.connection import PREFIX
+from app.grpc.frames import frame_bytes
 
 OK = b"\x88"
 """``:status: 200``."""

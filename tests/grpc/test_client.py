@@ -11,9 +11,9 @@ import pytest
 from app.grpc import frames
 from app.grpc import http2_session as session
 from app.grpc.client import Client, Options
-from app.grpc.connection import Http2Connection, Http2UnaryCall, KeepAlive
-from app.grpc.frames import PREFIX, Frame, FrameBuffer, frame_bytes
-from app.grpc.http2_session import Session
+from app.grpc.connection import PREFIX, Http2Connection, Http2UnaryCall, KeepAlive
+from app.grpc.frames import Frame, frame_bytes
+from app.grpc.http2_session import FrameBuffer, Session
 from app.grpc.rpc import LATER_S, RpcError
 from app.triton.credentials import TlsFiles
 from tests.grpc.conftest import (

@@ -15,8 +15,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 from app.grpc import connection, frames
-from app.grpc.connection import Http2Connection, Http2StreamCall, Http2UnaryCall, KeepAlive
-from app.grpc.frames import PREFIX_BYTES, STREAM_WINDOW, frame_bytes
+from app.grpc.connection import PREFIX_BYTES, Http2Connection, Http2StreamCall, Http2UnaryCall, KeepAlive
+from app.grpc.frames import STREAM_WINDOW, frame_bytes
 from app.grpc.http2_session import Session
 from tests.grpc.conftest import (
     REQUEST,

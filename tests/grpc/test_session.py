@@ -15,17 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.grpc import frames
-from app.grpc.frames import (
-    CANCEL,
-    PREFIX_BYTES,
-    ConnectionFailed,
-    Frame,
-    FrameBuffer,
-    Headers,
-    MessageReader,
-    frame_bytes,
-)
-from app.grpc.http2_session import Http2Stream, Session
+from app.grpc.connection import PREFIX_BYTES, MessageReader
+from app.grpc.frames import CANCEL, ConnectionFailed, Frame, Headers, frame_bytes
+from app.grpc.http2_session import FrameBuffer, Http2Stream, Session
 from app.grpc.rpc import RpcError
 from tests.grpc.conftest import (
     OK,

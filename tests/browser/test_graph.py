@@ -334,11 +334,15 @@ def test_live_numbers_follow_the_requests(page: ConsolePage, development: Gatewa
     assert severe(page.browser) == []
 
 
-def test_findings_name_pipeline_and_cause(page: ConsolePage) -> None:
+def test_findings_name_pipeline_and_cause(
+    page: ConsolePage, axe_in_both_schemes: Callable[[], list[list[str]]]
+) -> None:
     findings = open_section(page, "check")
     page.wait_for(f"{findings} li[data-severity=error]", "'typo' is not a model in the repository")
     page.wait_for(f"{findings} li[data-severity=error] .small", "Correct the key in the line")
     page.wait_for(f"{findings} li[data-severity=model_not_ready] strong", "wrong")
+    page.wait_for("[data-section=load] select")
+    assert axe_in_both_schemes() == []
     assert severe(page.browser) == []
 
 

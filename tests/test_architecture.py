@@ -65,7 +65,7 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 MOST_LINES = {
     "admission": 1180,
-    "api": 8760,
+    "api": 8520,
     "codecs": 840,
     "coalescing": 670,
     "config": 350,
@@ -75,18 +75,18 @@ MOST_LINES = {
     "http1": 1300,
     "launcher": 1260,
     "lint": 650,
-    "llm": 1460,
+    "llm": 1440,
     "observability": 1000,
-    "pipelines": 4060,
-    "process": 1400,
+    "pipelines": 3970,
+    "process": 1390,
     "sessions": 440,
     "shared_memory": 730,
     "starter": 70,
-    "streams": 1510,
+    "streams": 1500,
     "triton": 3750,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
-MOST_LINES_OUTSIDE_PACKAGES = 1250
+MOST_LINES_OUTSIDE_PACKAGES = 1240
 
 
 def test_the_map_of_the_house_has_at_most_120_lines() -> None:

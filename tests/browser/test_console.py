@@ -327,7 +327,7 @@ def test_markup_in_texts_runs_no_script(browser: Chrome, start_gateway: StartGat
 
     page.fill("script", json.dumps({"text": MARKUP}))
     page.click("#run")
-    page.wait_for(".output", MARKUP)
+    page.wait_for("[data-output=text]", MARKUP)
     check_no_script_ran(browser)
 
     page.fill("script", json.dumps({"raise": MARKUP}))

@@ -6,12 +6,11 @@ CHAOS_S, CHAOS_HOSTILE, CHAOS_REQUESTS, CHAOS_KEPT_S, CHAOS_CLOSED_S and CHAOS_S
 
 import json
 import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from benchmarks.surroundings import ARTIFACTS, ROOT, machine, surroundings, versions
 from benchmarks.table import Table
@@ -54,13 +53,14 @@ def main() -> int:
     given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("CHAOS_")]
     command = f"`{' '.join(['make chaos', *given])}`"
     head = f"# chaos\n\n{command}, {surroundings()}\n\n{machine()}\n\n{versions()}\n\n{WHAT}\n\n"
-    status = pytest.main([str(Path(__file__).parent), "-m", "full", "-q", "--show-capture=no"])
+    tests = (sys.executable, "-m", "pytest", Path(__file__).parent, "-m", "full", "-q", "--show-capture=no")
+    status = subprocess.run(tests, check=False).returncode
     rows = [row for part in sorted(PARTS.glob("*.json")) for row in json.loads(part.read_text())]
     text = f"{head}{Table('Results', ['', 'requests', 'result', 'resident memory, MiB'], rows)}"
     sys.stdout.write(f"{text}\nThe ledgers are in {PARTS}\n")
     if status == 0:
         PAGE.write_text(text)
-    return int(status)
+    return status
 
 
 def write_part(name: str, *rows: Row) -> None:

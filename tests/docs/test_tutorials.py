@@ -129,6 +129,22 @@ def test_the_commands_for_a_running_triton_work_with_models_of_the_user(
         assert pipelines_of(url) == {"text_report", "stream_words"}
 
 
+def test_your_triton_in_five_minutes_works_as_printed(
+    tmp_path: Path, foreign: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    page = blocks_of(ROOT / "docs/how-to/existing-triton.md")
+    texts = [text.replace("127.0.0.1:8001", foreign.grpc_url) for language, text in page if language == "sh"]
+    started, written, declared = (text.strip().splitlines() for text in texts)
+    assert "4 models, no gateway.yaml: no findings" in run_in(tmp_path, "\n".join(started[:-1]))
+    with served_by(tmp_path, started[-1]) as url:
+        assert pipelines_of(url) == {"clean_text", "count_words", "stream_words", "text_report"}
+    run_in(tmp_path, *written)
+    assert "4 models, 2 pipelines: no findings" in run_in(tmp_path, *declared[:-1])
+    with served_by(tmp_path, declared[-1]) as url:
+        assert pipelines_of(url) == {"text_report", "stream_words"}
+
+
 def test_every_command_is_run_by_a_test() -> None:
     """tests/live/test_documented_commands.py runs the commands that contain the gateway's address."""
     here = {MAKE, block_with("triton-gateway init my_models").strip(), block_with("triton-gateway models").strip()}
@@ -296,6 +312,7 @@ RUN_BY = {
     ("README.md", "sh"): "tests/docs/test_tutorials.py",
     ("app/starter/README.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/explanation/early-exit.md", "python"): "tests/docs/test_tutorials.py",
+    ("docs/how-to/existing-triton.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/how-to/javascript.md", "js"): "tests/browser/test_client_pages.py",
     ("docs/how-to/keys.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/how-to/migration.md", "python"): "tests/clients/test_reference_models.py",

@@ -78,12 +78,12 @@ MOST_LINES = {
     "llm": 1440,
     "observability": 1000,
     "pipelines": 3970,
-    "process": 1390,
+    "process": 1370,
     "sessions": 440,
     "shared_memory": 730,
     "starter": 70,
     "streams": 1500,
-    "triton": 3750,
+    "triton": 3780,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
 MOST_LINES_OUTSIDE_PACKAGES = 1240

@@ -114,6 +114,10 @@ def test_the_json_format(repository: Repository, check: Callable[..., Checked]) 
     [
         (["absent"], "There is no model repository at absent."),
         (["models", "--config", "absent.yaml"], "absent.yaml: there is no such file"),
+        (
+            ["--triton", "triton.invalid:8001"],
+            "the host name 'triton.invalid' is not known.",
+        ),
         (["--triton", "127.0.0.1:9"], "Nothing answers at 127.0.0.1:9 (gRPC). Is it Triton's gRPC port, usually 8001?"),
     ],
 )

@@ -1,17 +1,15 @@
 """Runs ``triton-gateway serve``: opens everything that the gateway needs, waits for a signal, and drains the gateway.
 
-``announce`` writes the messages for the user at the terminal, and ``wrong_address`` explains why Triton does not
-answer.
+``announce`` writes the messages for the user at the terminal.
 """
 
 import asyncio
 import gc
 import logging
 import math
-import socket
 import time
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -37,32 +35,9 @@ from app.process.workers import PageOfAll, Worker, run_workers
 from app.routes import DIALECTS, create_admin_app, create_app
 from app.settings import PREFIX, Settings, SettingsError, check_credentials
 from app.streams.store import KeepLimits, MemoryStore, StreamStore
+from app.triton.connect import wrong_address
 
 _log = logging.getLogger(__name__)
-
-WITHIN_S = 1.0
-HTTP_PORT = "an HTTP server answers there; the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
-
-
-async def wrong_address(url: str) -> str | None:
-    """Returns why Triton does not answer at ``host:port``, as far as the address itself shows it.
-
-    The fault is permanent, so waiting does not help; None if no fault is known.
-    """
-    host, _, port = url.rpartition(":")
-    if not host or host.startswith("unix"):
-        return None
-    with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(WITHIN_S):
-            try:
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            except socket.gaierror:
-                return f"the host name '{host}' is not known"
-            with closing(writer):
-                writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n")
-                return HTTP_PORT if (await reader.read(7)).startswith(b"HTTP/1.") else None
-    return None
-
 
 WAITING_S = 2.0
 """If the start takes longer than this, report once what is missing."""

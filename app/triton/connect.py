@@ -3,9 +3,11 @@
 Source: Triton's ``grpc_service.proto``.
 """
 
+import asyncio
 import ipaddress
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any, Literal
 
 from google.protobuf.message import DecodeError, Message
@@ -116,3 +118,27 @@ def is_name(address: str) -> bool:
 def host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+PROBE_S = 1.0
+HTTP_PORT = "an HTTP server answers there; the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
+
+
+async def wrong_address(url: str) -> str | None:
+    """Returns why Triton does not answer at ``host:port``, as far as the address itself shows it.
+
+    The fault is permanent, so waiting does not help; None if no fault is known.
+    """
+    host, _, port = url.rpartition(":")
+    if not host or host.startswith("unix"):
+        return None
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(PROBE_S):
+            try:
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            except socket.gaierror:
+                return f"the host name '{host}' is not known"
+            with closing(writer):
+                writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n")
+                return HTTP_PORT if (await reader.read(7)).startswith(b"HTTP/1.") else None
+    return None

@@ -24,8 +24,9 @@ import httpx
 import psutil
 import pytest
 
-from app.process.serving import HTTP_PORT, announce, hard_to_try, wrong_address
+from app.process.serving import announce, hard_to_try
 from app.process.supervision import RESERVED, ShutdownRequested, Supervisor, connections_within, listening, reserved
+from app.triton.connect import HTTP_PORT, wrong_address
 from tests.conftest import Require
 from tests.toolkit.models import ensemble, model, pipeline
 from tests.toolkit.processes import WITHOUT_TRITON, GatewayProcess, running_gateway

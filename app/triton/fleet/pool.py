@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from app.core.aio import Backoff
 from app.core.engine import InferenceServer
 from app.core.errors import UpstreamUnavailable
-from app.triton.connect import addresses_of, host_and_port, open_transport
+from app.triton.connect import addresses_of, host_and_port, open_transport, wrong_address
 from app.triton.credentials import Credentials
 from app.triton.fleet.balancer import Balancer, Slow, TritonServer
 from app.triton.health.health_watch import Canaries, is_answered, tasks_by_subject
@@ -146,8 +146,11 @@ async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[Infer
         try:
             yield balancer.servers[0].engine if len(balancer.servers) == 1 else balancer
         except UpstreamUnavailable as exc:
+            faults = [
+                f"Triton at {each}: {fault}." for each in addresses_of(url) if (fault := await wrong_address(each))
+            ]
             text = f"Nothing answers at {url} (gRPC). Is it Triton's gRPC port, usually 8001?"
-            raise UpstreamUnavailable(text) from exc
+            raise UpstreamUnavailable(" ".join(faults) or text) from exc
 
 
 POLL_S = 0.25

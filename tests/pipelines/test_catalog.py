@@ -251,6 +251,15 @@ class TestReloading:
         await turn(catalog)
         assert not catalog.is_ready
 
+    async def test_an_added_pipeline_answers_after_its_sample(self, engine: FakeEngine, path: Path) -> None:
+        catalog = await loaded(engine, path)
+        write(path, FILE + "  q: {model: plain, sample: {X: 1}}\n")
+        await catalog.refresh()
+        with pytest.raises(ModelNotReady, match=r"warming\. Its sample is still running"):
+            catalog.pipeline("q")
+        await turn(catalog)
+        assert catalog.pipeline("q")
+
     async def test_a_pipeline_that_was_never_served_changes_at_once(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: absent}\n")
         assert catalog.entries["p"].state_detail == "Triton has no model 'absent'."

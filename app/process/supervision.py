@@ -122,13 +122,15 @@ def url_of(host: str, port: int) -> str:
 
 @contextmanager
 def listening(host: str, port: int, setting: str, *, shares_port: bool = False) -> Iterator[socket.socket]:
-    """A listening socket, closed at the end of the block. Raises Unusable.
+    """A socket for a server, closed at the end of the block. Raises Unusable.
 
     It listens at once, because two sockets can be bound to the same port as long as neither listens.
-    ``shares_port``: the kernel distributes the connections over all sockets of this user that share the port.
+    ``shares_port``: the kernel distributes the connections over all sockets of this user that share the port and
+    listen. Then the server makes it listen: connections of a process that still starts would wait, or be reset.
     """
     with _bound(host, port, setting, shares_port=shares_port) as listener:
-        listener.listen(BACKLOG)
+        if not shares_port:
+            listener.listen(BACKLOG)
         yield listener
 
 

@@ -68,6 +68,21 @@ def test_the_first_call_that_is_shown_is_one_that_a_person_can_read() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_a_process_that_starts_gets_no_connections_of_a_shared_port() -> None:
+    """They would wait for its start, and be reset if it fails."""
+    with (
+        reserved("127.0.0.1", 0, "PORT") as port,
+        listening("127.0.0.1", port, "PORT", shares_port=True) as serving,
+        listening("127.0.0.1", port, "PORT", shares_port=True),
+        ExitStack() as clients,
+    ):
+        serving.listen()
+        serving.settimeout(5)
+        for _ in range(50):
+            clients.enter_context(create_connection(("127.0.0.1", port)))
+            clients.enter_context(serving.accept()[0])
+
+
 @pytest.fixture
 async def http_port() -> AsyncIterator[int]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,6 +189,8 @@ def test_a_reserved_port_is_for_the_sockets_that_share_it() -> None:
             socket.create_connection(("127.0.0.1", port), 5)
         open_one = partial(listening, "127.0.0.1", port, "GATEWAY_PORT", shares_port=True)
         listeners = [stack.enter_context(open_one()) for _ in range(2)]
+        for each in listeners:
+            each.listen(64)
         clients = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(64)]
         for each in listeners:
             each.setblocking(False)

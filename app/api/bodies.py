@@ -377,7 +377,7 @@ def parts_of(
 
     Raises UnsupportedMediaType, InvalidRequest or InvalidInput.
     """
-    _, options = parse_options_header(content_type[:MAX_HEADER_BYTES])
+    _, options = parse_options_header(content_type) if len(content_type) <= MAX_HEADER_BYTES else (b"", {})
     if options.get(b"charset", b"").lower() not in _CHARSETS:
         hint = "Send the form without a charset."
         raise errors.UnsupportedMediaType("The charset of a form can only be UTF-8.", hint=hint)

@@ -106,6 +106,7 @@ REFUSALS: dict[tuple[tuple[int, str], str, str], list[tuple[str, dict[str, Any]]
         (URL, sent(part(b'name="\xff"'), f"{FORM}x")),
         (URL, sent(b"--x\r\nA: b\r\n" + b"C: d\r\n" * 9000 + b"\r\n\r\n--x--", f"{FORM}x")),
         (URL, {"files": {"image": PNG}, "headers": {"Content-Type": FORM + "x" * 257}}),
+        (URL, sent(part(b'name="n"'), f"{FORM}x; a={'y' * 1024}")),
         (URL, {"files": {f"f{index}": b"" for index in range(129)}}),
     ],
     (UNSUPPORTED, "detail", "The charset of a form can only be UTF-8."): [

@@ -129,13 +129,13 @@ async def wrong_address(url: str) -> str | None:
 
     The fault is permanent, so waiting does not help; None if no fault is known.
     """
-    host, _, port = url.rpartition(":")
-    if not host or host.startswith("unix"):
+    if url.startswith(("unix", ":")) or ":" not in url:
         return None
+    host, port = host_and_port(url)
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(PROBE_S):
             try:
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                reader, writer = await asyncio.open_connection(host, port)
             except socket.gaierror:
                 return f"the host name '{host}' is not known"
             with closing(writer):

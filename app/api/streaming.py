@@ -118,10 +118,8 @@ class StreamResponse(Response):
                 try:
                     await self._relay()
                     error = self.error_of(exchange)
-                except (
-                    errors.StreamEvicted,
-                    errors.UpstreamUnavailable,
-                ) as exc:  # the events end without a terminal event
+                # The events end without a terminal event.
+                except (errors.StreamEvicted, errors.UpstreamUnavailable) as exc:
                     error = type(exc)
                 if error is not None and ROW_BY_ERROR[error].is_of_replica:
                     exchange.connection.end_after_answer()

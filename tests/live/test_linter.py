@@ -17,6 +17,7 @@ from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository
 from tests.toolkit.broken_repositories import BROKEN, Repository, sound
 from tests.toolkit.processes import EXIT_S, START_S, GatewayProcess, running_triton
 from tests.toolkit.refused_configurations import REFUSED, Refused, ident
+from tests.toolkit.waiting import eventually
 
 Outcomes = Callable[..., Awaitable[tuple[set[str], str]]]
 Triton = tuple[client.InferenceServerClient, Path]
@@ -32,7 +33,10 @@ def explicit(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Ite
 
 
 def load(explicit: Triton, code: str, tmp_path: Path) -> None:
-    """Adds the broken models for an error code to the valid models and loads ``broken``."""
+    """Adds the broken models for an error code to the valid models, and loads and unloads ``broken``.
+
+    Triton 2.51 unloads a model after its answer, and may crash if another one of the same name is loaded meanwhile.
+    """
     server, repository = explicit
     BROKEN[code].write(tmp_path)
     for folder in (tmp_path / "models").iterdir():
@@ -42,6 +46,7 @@ def load(explicit: Triton, code: str, tmp_path: Path) -> None:
         server.load_model("broken")
     finally:
         server.unload_model("broken")
+        eventually(lambda: "UNLOADING" not in {each.state for each in server.get_model_repository_index().models})
         (repository / "broken").rename(tmp_path / "was_loaded")
 
 

@@ -18,6 +18,7 @@ import orjson
 import yaml
 
 from app.codecs.kinds import holds_bytes
+from app.config.mismatch import PipelineMismatch
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, Unusable
 from app.core.inference import BYTES
@@ -28,7 +29,6 @@ from app.lint.linter import check
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.pipelines.llm_spec import recognized
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import RESERVED_NAMES, PipelineSpec
 from app.triton.credentials import NO_CREDENTIALS, Credentials

@@ -25,13 +25,14 @@ admission: core config
 triton: grpc launcher shared_memory core config
 codecs: core
 sessions: core config
-pipelines: core coalescing config codecs llm sessions
-lint: core config codecs pipelines
+steps: core config codecs
+pipelines: core coalescing config codecs llm sessions steps
+lint: core config codecs pipelines steps
 streams: core
 observability: core
 api: core http1 config admission codecs llm pipelines lint streams sessions observability
 console: core api
-process: core coalescing config grpc launcher shared_memory admission triton pipelines lint streams sessions \
+process: core coalescing config grpc launcher shared_memory admission triton pipelines lint streams sessions steps \
 observability http1 api console check routes settings
 """
 LAYERS = {name: set(allowed.split()) for name, allowed in re.findall(r"(\w+):(.*)", _ALLOWED)}
@@ -64,24 +65,25 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 
 MOST_LINES = {
-    "admission": 1180,
-    "api": 8520,
+    "admission": 1190,
+    "api": 8550,
     "codecs": 840,
     "coalescing": 670,
-    "config": 350,
+    "config": 400,
     "console": 10,
-    "core": 1830,
+    "core": 1880,
     "grpc": 1280,
     "http1": 1300,
     "launcher": 1260,
-    "lint": 650,
+    "lint": 660,
     "llm": 1440,
     "observability": 1000,
-    "pipelines": 3970,
-    "process": 1370,
+    "pipelines": 4080,
+    "process": 1380,
     "sessions": 440,
-    "shared_memory": 730,
+    "shared_memory": 760,
     "starter": 70,
+    "steps": 1180,
     "streams": 1500,
     "triton": 3780,
 }

@@ -72,7 +72,7 @@ def test_the_status_follows_from_the_severity(
 def test_the_summary_counts_models_and_pipelines(pytestconfig: pytest.Config, monkeypatch, capsys) -> None:
     monkeypatch.chdir(pytestconfig.rootpath)
     assert main(["check"]) == 0
-    assert capsys.readouterr().out == "22 models, 10 pipelines: no findings\n"
+    assert capsys.readouterr().out == "22 models, 13 pipelines: no findings\n"
 
 
 def test_only_the_gateway_yaml_of_the_models_is_checked(

@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import ml_dtypes
@@ -210,6 +210,17 @@ class OpenSequence(Extension, eq=False):
     """Whether Triton no longer has the sequence."""
 
 
+class KeptMemory(Extension, eq=False):
+    """Lets large outputs of a call stay in the engine's memory, from which they reach further calls without a copy."""
+
+    releases: list[Callable[[], None]] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Gives the memory back. Call this after the last call, without remaining references to the outputs."""
+        while self.releases:
+            self.releases.pop()()
+
+
 class InferenceRequest(Struct, frozen=True, eq=False):
     """A request to a model. A Struct, because creating and copying a frozen dataclass takes ten times as long."""
 
@@ -279,6 +290,8 @@ class InferenceResponse(Struct, frozen=True, eq=False):
     """Whether Triton keeps later responses, because earlier ones were not read in time."""
     choice: int = 0
     """The index of its request, if one answer has several requests."""
+    early_exit: str | None = None
+    """The reason why the engine itself ended the request early."""
 
 
 FLOOR_S = 0.05

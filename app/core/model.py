@@ -36,12 +36,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of an ensemble. ``input_map`` and ``output_map``: (the step model's tensor, the ensemble's tensor)."""
+    """One step of an ensemble or pipeline. The maps have (its model's tensor, the tensor outside)."""
 
     model: str
     version: str
     input_map: tuple[tuple[str, str], ...]
     output_map: tuple[tuple[str, str], ...]
+    name: str = ""
+    """Only of a step that the gateway runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from app.codecs.kinds import shape_text
 from app.config.document import Location
+from app.config.mismatch import PipelineMismatch
 from app.core.errors import GatewayError
 from app.core.files import read_regular_file
 from app.core.model import ModelConfig, RepositoryModel, reached
@@ -21,10 +22,10 @@ from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Finding
 from app.pipelines.examples import MAX_FILE_BYTES, body_with, declared_requests, paths_in
 from app.pipelines.file import GatewayFile, derived_spec, left_out, resolved, with_recognized_preset
 from app.pipelines.llm_spec import preset_of, recognized
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import SAMPLE, PipelineSpec
+from app.steps.plan import StepsLayer
 
 BACKENDS = (
     *("ensemble", "python", "onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "vllm", "tensorrtllm"),
@@ -150,13 +151,15 @@ def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Ite
         yield from _risks(name, spec, models)
 
 
-def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[str], folder: Path) -> Iterator[Misfit]:
-    config, cancel = models.get(spec.model), spec.cancel
-    if config is None:
-        if spec.model not in unreadable:
-            yield "gateway-yaml", ("model",), _no_model(spec.model, models)
-        return
-    if cancel is not None and cancel.model not in unreadable:
+def _absent_models(spec: PipelineSpec, models: Models, unreadable: Set[str]) -> Iterator[Misfit]:
+    """The models that the pipeline names and the repository does not have."""
+    places: dict[str, Location] = {spec.model: ("model",)} if spec.steps is None else {}
+    places |= {each.model: ("steps", step, "model") for step, each in (spec.steps or {}).items() if each.model}
+    for model, location in places.items():
+        if model not in models and model not in unreadable:
+            yield "gateway-yaml", location, _no_model(model, models)
+    cancel = spec.cancel
+    if cancel is not None and places.keys() <= models.keys() and cancel.model not in unreadable:
         called = models.get(cancel.model)
         if called is None:
             yield "gateway-yaml", ("cancel", "model"), _no_model(cancel.model, models)
@@ -164,19 +167,30 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[s
             near = nearest(cancel.input, [each.name for each in called.inputs])
             yield "gateway-yaml", ("cancel", "input"), f"'{cancel.input}' is not an input of '{cancel.model}'{near}"
     for index, step in enumerate(spec.rejects_input):
-        if step not in models and step not in unreadable:
+        if step not in models and step not in unreadable and places.keys() <= models.keys():
             yield "gateway-yaml", ("rejects_input", index), _no_model(step, models)
-    if is_auto_completed(config):
+
+
+def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[str], folder: Path) -> Iterator[Misfit]:
+    yield from _absent_models(spec, models, unreadable)
+    called = {model for model, _ in spec.called}
+    if not called <= models.keys() or any(is_auto_completed(models[model]) for model in called):
         return
     try:
-        pipeline = Pipeline(name, spec, config, {}, CompileContext(early_exit_key=_ANY_KEY))
+        config = spec.config_of(name, models)
+        below = {} if spec.steps is None else models
+        pipeline = Pipeline(name, spec, config, below, CompileContext(early_exit_key=_ANY_KEY))
     except PipelineMismatch as exc:
-        yield "gateway-yaml", exc.location, exc.text
+        yield exc.code, exc.location, exc.text
         return
     try:
         spec.layers_of(name, config, models)
     except PipelineMismatch as exc:
         yield "gateway-yaml", exc.location, exc.text
+    for layer in pipeline.layers:
+        for step in layer.plan.unread if isinstance(layer, StepsLayer) else ():
+            text = "is read by no other step, no condition and not by the answer"
+            yield "unread-tensor", ("steps", step), text
     for request, values in declared_requests(pipeline.spec).items():
         key = (SAMPLE,) if request == SAMPLE else ("examples", request)
         for location, text in _misfits_of_request(pipeline, values, folder):

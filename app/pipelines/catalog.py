@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 
 from app.config.document import FollowedFile
+from app.config.mismatch import PipelineMismatch
 from app.core.aio import Backoff
 from app.core.answer import part_of
-from app.core.engine import InferenceServer, PipelineLayer
+from app.core.engine import Engine, InferenceServer, PipelineLayer
 from app.core.errors import GatewayError, ModelNotReady, UnknownPipeline, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.core.model import ModelConfig
 from app.core.text import nearest
 from app.pipelines.examples import body_of, trial_requests
 from app.pipelines.file import GatewayFile, derived_spec, followed_gateway_file
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.models import Lookup, Missing, OipModels, look_up, read_index
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.run import Collector, run
@@ -90,7 +90,7 @@ class PipelineVersion:
 
     def follow(self, lookup: Lookup, context: CompileContext) -> None:
         """Compiles the version when its models are first available, and again when a model changes."""
-        found = lookup.models_of(self.spec.model, self.spec.version)
+        found = lookup.models_of_all(self.spec.called)
         if isinstance(found, Missing):
             self.stop()
             self.state, self.detail = VersionState.MODEL_NOT_READY, found.detail
@@ -101,7 +101,7 @@ class PipelineVersion:
             one, other = ([replace(each, instance_count=1) for each in x.values()] for x in (found, self._models))
             is_known = self.state is VersionState.READY and one == other
             try:
-                self.compiled = Pipeline(self.name, self.spec, next(iter(found.values())), found, context)
+                self.compiled = Pipeline(self.name, self.spec, self.spec.config_of(self.name, found), found, context)
             except Exception as exc:
                 self.stop()
                 self.compiled, self.state = None, VersionState.MISCONFIGURED
@@ -186,6 +186,8 @@ class Catalog:
     path: Path | None = None
     context: CompileContext = field(default_factory=CompileContext)
     triton_url: str = ""
+    runs: Engine | None = None
+    """Runs the samples; None: ``engine``."""
     triton_is_up: bool = field(default=False, init=False)
     entries: dict[str, PipelineVersion] = field(default_factory=dict, init=False)
     """The versions that answer requests, or will once they are ready."""
@@ -319,7 +321,7 @@ class Catalog:
         self.oip_models.follow(lookup)
         self._settle()
         # Without a file, an unloaded model is kept until Triton's index no longer contains it.
-        keys = {(entry.spec.model, entry.spec.version) for entry in self.entries.values()}
+        keys = {key for entry in self.entries.values() for key in entry.spec.called}
         unloaded = {name for name in self.models if name in lookup.index} if self.path is None else set()
         self.models = dict.fromkeys(unloaded, False) | {
             model: all(isinstance(lookup.answers.get(key), ModelConfig) for key in keys if key[0] == model)
@@ -347,12 +349,15 @@ class Catalog:
         """
         body = await asyncio.to_thread(body_of, pipeline, pipeline.spec.sample or {}, self.folder)
         request = msgspec.structs.replace(pipeline.probe_of(body), is_probe=True)
+        for layer in pipeline.layers:
+            request = layer.extended(request)
         if pipeline.batch is not None:
             request = part_of(request, range(pipeline.call_items))
         stream, timeout_s = pipeline.spec.stream, pipeline.timeout_s
         if stream is not None:  # its first output may wait behind the requests of callers
             timeout_s = max(timeout_s, stream.first_output_s or 0.0)
-        call = self.engine.infer_stream if pipeline.config.decoupled else self.engine.infer
+        engine = self.runs or self.engine
+        call = engine.infer_stream if pipeline.config.decoupled else engine.infer
         await run(Collector(pipeline, request, is_whole=True), call(request, Deadline.after(timeout_s)))
         for layer in pipeline.layers:
             declared, varied = await asyncio.to_thread(trial_requests, pipeline, self.folder)
@@ -371,7 +376,7 @@ class Catalog:
                 known = self.entries
                 self._replace({n: known.get(n) or PipelineVersion(n, derived_spec(n)) for n in ready}, {})
             self._expose(ready)
-        wanted = {(version.spec.model, version.spec.version) for version in self._versions()}
+        wanted = {key for version in self._versions() for key in version.spec.called}
         return await look_up(self.engine, wanted | {(name, "") for name in self.oip_models.names}, index)
 
     @property
@@ -383,7 +388,7 @@ class Catalog:
         oip = None if self.file is None else self.file.spec.oip
         listed = set(ready) if self.file is None or self._exposes_all else set(() if oip is None else oip.models)
         specs = [entry.spec for entry in self.entries.values()]
-        self.oip_models.expose(sorted({spec.model for spec in specs} | listed), specs)
+        self.oip_models.expose(sorted({spec.model for spec in specs if spec.steps is None} | listed), specs)
 
     def _replace(self, entries: dict[str, PipelineVersion], coming: dict[str, PipelineVersion]) -> None:
         for version in {*self._versions()} - {*entries.values(), *coming.values()}:

@@ -233,8 +233,7 @@ def result_schema(pipeline: Pipeline) -> Schema:
     if pipeline.batch is not None and pipeline.config.decoupled:
         properties = {name: list_of(schema) for name, schema in properties.items()}
     if pipeline.rules:
-        reasons = list(dict.fromkeys(rule.reason for rule in pipeline.rules.rules))
-        reason = enum_of([*reasons, None])
+        reason = enum_of([*pipeline.rules.reasons, None])
         each = pipeline.batch is not None
         properties["early_exit"] = {
             **(list_of(reason) if each else reason),

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.config.document import ConfigError, FollowedFile, Lines, Location, complaint_at, read_spec
+from app.config.mismatch import mismatch_at
 from app.core.files import Stamp, read_regular_file, stamp_of
 from app.core.model import ModelConfig
 from app.llm.tokenizer import EXTRA, MAX_TEMPLATE_BYTES, files_of, read_folder
 from app.pipelines.llm_spec import ChatSpec, Preset, preset_of, recognized
-from app.pipelines.mismatch import mismatch_at
 from app.pipelines.spec import (
     GatewaySpec,
     InputSpec,

@@ -117,6 +117,8 @@ class OpenAISpec(Section):
     chat: ChatSpec | None = None
     embeddings: EmbeddingsSpec | None = None
     finish_reason: Name | None = None
+    exits: dict[str, Literal["stop", "length", "content_filter"]] = {}
+    """Reason of an early exit -> the finish reason."""
     parameters: dict[Parameter, Name] = {}
     ignored: list[SamplingField] = []
     """Fields that have no effect, although clients send them."""

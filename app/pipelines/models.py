@@ -76,6 +76,16 @@ class Lookup:
                 return self._missing(name, answer, version * is_whole, "" if is_whole else f", which '{model}' runs")
         return found
 
+    def models_of_all(self, called: Iterable[ModelKey]) -> dict[str, ModelConfig] | Missing:
+        """The models that requests to these models run through, in their order."""
+        models: dict[str, ModelConfig] = {}
+        for key in called:
+            found = self.models_of(*key)
+            if isinstance(found, Missing):
+                return found
+            models |= found
+        return models
+
     def _missing(self, name: str, answer: "Answer | None", version: str, step: str) -> Missing:
         named, state, fault = f"'{name}'{step}", self.index.get(name), self.faults.get(name)
         problem, unexpected = "", None
@@ -297,13 +307,13 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
     steps, edges, left = list[GraphStep](), list[Edge](), MAX_STEPS
 
     def run(
-        config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str
+        config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str, own_name: str = ""
     ) -> dict[str, EdgeEnd]:
         """Returns the ends that write the model's outputs. ``given``: input -> its source, and the edge's name."""
         nonlocal left
         if not config.is_ensemble:
             places = sum(step.model == config.name for step in steps) + 1
-            name = config.name if places == 1 else f"{config.name}#{places}"
+            name = own_name or (config.name if places == 1 else f"{config.name}#{places}")
             calls = tuple(models[model] for model in config.names_in("bls_calls") if model in models)
             steps.append(step := GraphStep(name, config, ensemble, version, calls))
             for spec in config.inputs:
@@ -319,7 +329,8 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
             each = config.steps[index]
             child = models.get(each.model)
             inputs = {name: (ends[tensor], tensor) for name, tensor in each.input_map if tensor in ends}
-            outputs = run(child, inputs, config.name, each.version) if child is not None else {}
+            inner = "" if each.name else config.name
+            outputs = run(child, inputs, inner, each.version, each.name) if child is not None else {}
             ends |= {tensor: outputs[name] for name, tensor in each.output_map if name in outputs}
         return ends
 

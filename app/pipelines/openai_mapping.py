@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from app.config.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.core.answer import Values
 from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, InferenceRequest
 from app.core.json import json_of
@@ -15,7 +16,6 @@ from app.llm.tokenizer import TokenizerFolder
 from app.llm.tool_calls import PROMPT_END, Reasoning, ToolFormat, parser_of
 from app.pipelines import llm_spec
 from app.pipelines.fields import Field, InputField, OutputField, ParameterField
-from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.spec import ADAPTER
 
 FINISH_REASON = "finish_reason"

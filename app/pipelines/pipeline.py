@@ -14,6 +14,7 @@ from typing import Any, Self
 import orjson
 
 from app.codecs.kinds import agree, declared_shape, encoded_json, is_one_content, kind_fits, shape_text
+from app.config.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.core import model
 from app.core.engine import PipelineLayer
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest
@@ -21,7 +22,6 @@ from app.core.inference import DTYPE_BY_DATATYPE, Extension, InferenceRequest, P
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.fields import Field, InputField, OutputField, ParameterField, repeated
 from app.pipelines.file import resolved
-from app.pipelines.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.pipelines.model_errors import EarlyExitRules
 from app.pipelines.models import graph_of
 from app.pipelines.openai_mapping import OpenAIMapping, reasoning_output
@@ -34,6 +34,7 @@ from app.pipelines.spec import (
     PipelineSpec,
     StreamSpec,
 )
+from app.steps.plan import SKIPPED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +127,8 @@ class Pipeline(Target):
         """The text inputs with a JSON object of parameters. They are always sent."""
         self.contracts_take_batch = config.max_batch_size > 0 and not _has_rows(spec, config)
         """Whether the tensors of contracts have a batch dimension of 1, which their shapes leave out."""
-        self.rules = EarlyExitRules(tuple(spec.early_exit), self.graph.ensembles, context.early_exit_key)
+        exits = tuple(each.exit for each in (spec.steps or {}).values() if each.exit)
+        self.rules = EarlyExitRules(tuple(spec.early_exit), self.graph.ensembles, context.early_exit_key, exits)
         self.timeout_s = spec.timeout_s or context.timeout_s
         """The timeout of a unary request; that of a stream is in ``spec.stream``."""
         self.longest_timeout_s = self.timeout_s if spec.stream is None else max(self.timeout_s, spec.stream.timeout_s)
@@ -279,6 +281,8 @@ def _fields_of(
         }
     if declared_outputs is None:
         declared_outputs = {each.name: OutputSpec(tensor=each.name, kind=_kind_of(each)) for each in config.outputs}
+    if any(each.optional for each in (spec.steps or {}).values()):
+        declared_outputs = {**declared_outputs, SKIPPED: OutputSpec(tensor=SKIPPED, kind="text")}
     for name, given in declared_inputs.items():
         with mismatch_at("inputs", name):
             inputs.append(InputField(name, given, _tensor(config.inputs, given), size, max_items))
@@ -301,7 +305,9 @@ def _kind_of(tensor: model.TensorSpec) -> Any:
 
 
 def _tensor(tensors: Iterable[model.TensorSpec], given: InputSpec | OutputSpec) -> model.TensorSpec:
-    tensor = tensor_named(tensors, given.tensor, ("tensor",))
+    is_choice = isinstance(given, OutputSpec) and not given.tensor
+    name = given.source.text if isinstance(given, OutputSpec) else given.tensor
+    tensor = tensor_named(tensors, name, () if is_choice else ("tensor",))
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch(("tensor",), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor):

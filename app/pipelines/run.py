@@ -50,6 +50,8 @@ class Collector(Answer):
     _fault: errors.ContractViolation | None = None
     """Only for a model that is not decoupled: an output is missing, or is empty although its declared shape is not.
     An early exit may explain it."""
+    _exit: str | None = None
+    """The reason of an early exit by the engine."""
 
     def __init__(
         self, pipeline: Pipeline, request: InferenceRequest, *, is_whole: bool = False, is_divided: bool = True
@@ -107,6 +109,7 @@ class Collector(Answer):
         Raises ContractViolation, also if a model that is not decoupled omitted an output, or wrote it without its
         elements, and no rule of an early exit holds.
         """
+        self._exit = self._exit or response.early_exit
         if not response.outputs:
             return None
         if self.tokens is not None:
@@ -139,7 +142,7 @@ class Collector(Answer):
             if field.is_reasoning:
                 continue
             if tensor is None:
-                if not self._decoupled:
+                if not self._decoupled and not field.tensor.optional:
                     self._fault = self._fault or _not_written(field.tensor.name)
                 continue
             array = field.array_of(tensor, self._item_count)
@@ -162,7 +165,7 @@ class Collector(Answer):
         if error is not None:
             reason: str | None = early_exit_of(pipeline, error, self._request_id)
         else:
-            reason = self._reason_of_outputs() if pipeline.rules.rules else None
+            reason = self._reason_of_outputs() if pipeline.rules else None
             if reason is None and not self._written and not self._decoupled:
                 raise _not_written(pipeline.outputs[0].tensor.name)
             if self._texts or self._counts:
@@ -179,7 +182,7 @@ class Collector(Answer):
         return Ending(reason, outputs)
 
     def _reason_of_outputs(self) -> str | None:
-        return self._pipeline.rules.reason_of_outputs(self._written, self._written - self._filled)
+        return self._exit or self._pipeline.rules.reason_of_outputs(self._written, self._written - self._filled)
 
     def _rests(self) -> Mapping[str, str]:
         """Returns, once, U+FFFD for each remaining byte of an incomplete character, and whether limits were reached."""
@@ -356,8 +359,9 @@ def early_exit_of(pipeline: Pipeline, error: errors.GatewayError, request_id: st
     A step of ``rejects_input`` names itself at the start of its message (``<model>: <text>``); the pipeline's own
     model need not.
     """
-    upstream = error.upstream
+    upstream, own_step = error.upstream, error.failed_step if pipeline.spec.steps else ""
     if upstream is None:
+        _name_step(error, own_step)
         raise error
     reason = pipeline.rules.reason_of_error(upstream, request_id)
     if reason is not None:
@@ -369,6 +373,7 @@ def early_exit_of(pipeline: Pipeline, error: errors.GatewayError, request_id: st
         name_failed_step(error, message, pipeline.graph)
         if EARLY_EXIT.match(message):
             error.hint = f"If this is an early exit, declare it under `early_exit` in gateway.yaml. {error.hint}"
+    _name_step(error, own_step)
     same = (rule.reason for rule in pipeline.rules.rules if rule.error is not None and rule.error.message == message)
     if intended := next(same, None):
         error.hint = (
@@ -385,6 +390,12 @@ def early_exit_of(pipeline: Pipeline, error: errors.GatewayError, request_id: st
     raise shown from error
 
 
+def _name_step(error: errors.GatewayError, step: str) -> None:
+    """``step``: of the pipeline itself; empty if it has none."""
+    if step and not error.detail.startswith(named := f"Step '{step}': "):
+        error.failed_step, error.detail = step, named + error.detail
+
+
 def _refusal_of(
     pipeline: Pipeline, error: errors.GatewayError, upstream: errors.UpstreamError, message: str
 ) -> errors.GatewayError | None:
@@ -398,10 +409,11 @@ def _refusal_of(
             problems = [] if rule.field is None else [errors.FieldProblem(rule.field, problem)]
             return kind(rule.detail or detail, hint=_HINT, errors=problems)
     steps = pipeline.spec.rejects_input if upstream.grpc_code in ("INVALID_ARGUMENT", None) else ()
-    is_own = upstream.grpc_code is not None and pipeline.spec.model in steps
+    called = pipeline.spec.model_of(error.failed_step)
+    is_own = upstream.grpc_code is not None and called in steps
     if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
         return None
-    step = error.failed_step or pipeline.spec.model
+    step = called if pipeline.spec.steps else error.failed_step or called
     into = (edge for edge in pipeline.graph.edges if edge.target.step is not None and edge.target.step.model == step)
     read = {edge.source.tensor.name for edge in into if edge.source.step is None}
     fields = [f"'{field.name}'" for field in pipeline.inputs if field.tensor.name in read]

@@ -9,12 +9,15 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from app.coalescing.rows import Coalescing, refusals_of
 from app.config.document import JsonValue, Name, Seconds, Section
+from app.config.mismatch import PipelineMismatch
 from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest
-from app.core.model import ModelConfig, OwnIds, reached, sequence_ids_of
+from app.core.model import ModelConfig, ModelKey, OwnIds, reached, sequence_ids_of
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
-from app.pipelines.mismatch import PipelineMismatch
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
+from app.steps.plan import SKIPPED, Plan, Source, StepsLayer
+from app.steps.planner import Declaration, planned
+from app.steps.steps_spec import Several, StepSpecs
 
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last", "sum"]
@@ -103,7 +106,11 @@ class InputSpec(Section):
 
 
 class OutputSpec(Section):
-    tensor: str
+    tensor: str = ""
+    first: Several | None = None
+    """With ``steps``: the tensors of which the first that was written is the output, in this order."""
+    race: Several | None = None
+    """With ``steps``: the tensors of which the first in time is the output."""
     kind: Kind = "number"
     single: bool = False
     """The tensor has one free dimension, but always one element: a single value."""
@@ -116,7 +123,14 @@ class OutputSpec(Section):
     """The output is ``length`` if the numbers of all responses reach the value of this parameter, else ``stop``."""
     description: str = ""
 
+    @property
+    def source(self) -> Source:
+        """With ``steps``: what the output is."""
+        return Source(tuple(self.first or self.race or (self.tensor,)), self.race is not None)
+
     def faults(self) -> Iterator[str]:
+        if sum(map(bool, (self.tensor, self.first, self.race))) != 1:
+            yield "needs exactly one of tensor, first and race; the last two only with `steps`"
         if self.join == "concatenate" and self.kind not in ("text", "json"):
             yield "has join: concatenate, which only the kinds text and json can have"
         if self.join == "sum" and self.kind != "number":
@@ -285,6 +299,9 @@ class CoalesceSpec(Section):
 
 class PipelineSpec(Section):
     model: str
+    """With ``steps``: the pipeline's own name."""
+    steps: StepSpecs | None = None
+    """The gateway runs several models itself."""
     preset: PresetName | None = None
     """The LLM backend that the model is: its keys are added to those of the file."""
     version: str = ""
@@ -321,6 +338,8 @@ class PipelineSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_preset(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "steps" in given and "model" not in given:
+            return {"model": "", **given}
         return with_preset(given) if isinstance(given, dict) else given
 
     @field_validator("stream", "batch", "coalesce", "session", mode="before")
@@ -338,6 +357,31 @@ class PipelineSpec(Section):
         if SAMPLE in examples:
             raise ValueError(f"the name '{SAMPLE}' is reserved for the pipeline's sample")
         return examples
+
+    @property
+    def called(self) -> list[ModelKey]:
+        """The models that its requests call, each once."""
+        steps = self.steps or {}
+        called = [(each.model, each.version) for each in steps.values() if each.model is not None]
+        return list(dict.fromkeys(called)) or [(self.model, self.version)]
+
+    def config_of(self, name: str, models: Mapping[str, ModelConfig]) -> ModelConfig:
+        """The model that its requests run: of ``models``, or its steps as one. Raises PipelineMismatch."""
+        return models[self.model] if self.steps is None else self._planned(name, models)[0]
+
+    def _planned(self, name: str, models: Mapping[str, ModelConfig]) -> tuple[ModelConfig, Plan]:
+        usage = None if self.openai is None else self.openai.usage
+        counted = () if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+        ruled = [each for rule in self.early_exit for each in (*(rule.missing or ()), *(rule.empty or ()))]
+        further = [Source((each,)) for each in (*self.contract, *counted, *ruled) if each]
+        declared = None if self.outputs is None else [each.source for each in self.outputs.values()]
+        fields = {name for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
+        return planned(name, Declaration(self.steps or {}, declared, further, fields), models)
+
+    def model_of(self, step: str) -> str:
+        """The model that a step calls; without steps that of the pipeline."""
+        found = (self.steps or {}).get(step)
+        return self.model if found is None or found.model is None else found.model
 
     def with_chat(self, chat: ChatSpec) -> Self:
         """The declaration with what was read for its chat. Needs ``openai``."""
@@ -396,6 +440,8 @@ class PipelineSpec(Section):
         ``models``: those that a request runs through, as far as they are known. Raises PipelineMismatch with the reason
         if the models do not fit.
         """
+        if self.steps is not None:
+            return (StepsLayer(self._planned(name, models)[1]),)
         if self.session is not None:
             terms = self.session.terms_of(config, models)
             if isinstance(terms, str):
@@ -433,6 +479,7 @@ class PipelineSpec(Section):
                 yield f"the contract of '{tensor}' counts items, which a model would count over all requests of a call"
 
     def faults(self) -> Iterator[str]:
+        yield from self._faults_of_steps()
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))
         if reserved := (outputs | parameters | inputs) & RESERVED_NAMES:
             yield f"the name '{reserved.pop()}' is reserved"
@@ -457,6 +504,21 @@ class PipelineSpec(Section):
                 if name not in self.parameters or not self.parameters[name].hidden:
                     yield f"the adapter '{adapter}' sets '{name}', which is not a parameter with hidden: true"
 
+    def _faults_of_steps(self) -> Iterator[str]:
+        outputs = (self.outputs or {}).items()
+        if self.steps is None:
+            if wrong := next((name for name, each in outputs if not each.tensor), None):
+                yield f"the output '{wrong}' has first or race, which only a pipeline with steps can have"
+            return
+        excluded = ("model", "preset", "version", "batch", "coalesce", "session", "cancel")
+        if wrong := next((key for key in excluded if getattr(self, key)), None):
+            yield f"has steps, which exclude {wrong}"
+        if SKIPPED in (self.outputs or {}):
+            yield f"the output name '{SKIPPED}' is reserved in a pipeline with steps"
+        versions = dict(self.called)
+        if twice := next((model for model, version in self.called if versions[model] != version), None):
+            yield f"has steps with several versions of model '{twice}'"
+
 
 class OipSpec(Section):
     models: Literal["all"] | list[str] = []
@@ -474,7 +536,20 @@ class GatewaySpec(Section):
     pipelines: Annotated[dict[Name, PipelineSpec], Field(min_length=1)]
     oip: OipSpec | None = None
 
+    @field_validator("pipelines")
+    @classmethod
+    def _named_after_steps(cls, pipelines: dict[str, PipelineSpec]) -> dict[str, PipelineSpec]:
+        """Steps are one model, with the pipeline's name."""
+        return {
+            name: each if each.steps is None else each.model_copy(update={"model": name})
+            for name, each in pipelines.items()
+        }
+
     def faults(self) -> Iterator[str]:
+        called = {model for each in self.pipelines.values() for model, _ in each.called}
+        for name, each in self.pipelines.items():
+            if each.steps is not None and name in called:
+                yield f"the pipeline '{name}' has steps and the name of a model that a pipeline calls: rename it"
         tried = {each.model for each in self.pipelines.values() if each.coalesce is not None}
         for model in self.oip.coalesce if self.oip is not None else ():
             if model not in tried:

@@ -6,14 +6,16 @@ API keys and models that need the operator's attention.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from app import __version__
 from app.admission.admission import Admission, Share
 from app.admission.keys import FollowedKeys
+from app.admission.scheduler import Slot
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
@@ -25,6 +27,7 @@ from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
+from app.core.inference import Deadline
 from app.core.text import is_loopback, nearest
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
@@ -34,6 +37,8 @@ from app.process.supervision import Supervisor, connections_within, watch_open_f
 from app.process.tritons import Servers, Triton
 from app.routes import DIALECTS, Gateway
 from app.settings import DEFAULT_CONFIG, Settings, credentials_of
+from app.steps.plan import PlannedStep
+from app.steps.steps_engine import StepsEngine
 from app.streams.store import StreamStore
 from app.triton.grpc_errors import is_dead_process
 
@@ -164,14 +169,15 @@ async def open_gateway(
     servers = Servers(settings, triton, metrics, tracer, supervisor)
     async with servers.opened() as engine:
         catalog = await _catalog_of(settings, triton, engine)
+        admission = Admission(triton.share, len(triton.addresses))
+        steps = catalog.runs = _steps_of(engine, admission, catalog, metrics)
         servers.declarations.catalog = catalog
         processes, late_file = triton.share.of if is_first else 1, settings.default_config
         refresh = Refresh(catalog, metrics, keys, late_file, processes, has_checked=not is_first)
         await refresh.check_models()
-        admission = Admission(triton.share, len(triton.addresses))
         shared_calls = SharedCallMetrics(metrics.counter, metrics.histogram)
         inference = Inference(
-            CoalescingEngine(engine, admission.calls_of, shared_calls, is_dead_process),
+            CoalescingEngine(steps, admission.calls_of, shared_calls, is_dead_process),
             catalog,
             metrics,
             tracer,
@@ -215,6 +221,16 @@ def layers_of(settings: Settings, inference: Inference, limits: Limits, share: S
         is_on=settings.receives_spans, for_everyone=settings.explain, collector_url=settings.traces_url
     )
     return [Idempotency(), explained, Sessions(inference, limits, share)]
+
+
+def _steps_of(engine: InferenceServer, admission: Admission, catalog: Catalog, metrics: Metrics) -> StepsEngine:
+    def enter(step: PlannedStep, deadline: Deadline) -> Coroutine[Any, Any, Slot]:
+        assert step.config is not None
+        in_flight = catalog.oip_models.in_flight.get(step.config.name)
+        return admission.claim_of_step(step.config.name, step.capacity, in_flight).enter_again(deadline)
+
+    counted = metrics.counter("steps", "Steps of pipelines, by outcome", "pipeline", "step", "outcome")
+    return StepsEngine(engine, enter, lambda *labels: counted.labels(*labels).inc())
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServer) -> Catalog:

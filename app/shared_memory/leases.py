@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from app.core.aio import Backoff
-from app.core.inference import BYTES, ELEMENT, InferenceRequest, Tensor, raw_parts
+from app.core.inference import BYTES, ELEMENT, Buffer, InferenceRequest, KeptMemory, Tensor, raw_parts
 from app.core.model import ModelConfig
 from app.shared_memory.regions import (
     ALIGNMENT,
@@ -83,6 +83,18 @@ class Bodies:
         self._pool.give_back(place.region)
         self._on_change()
 
+    def keep(self, region: Region, outputs: Mapping[int, tuple[int, int]], kept: KeptMemory) -> None:
+        """Treats the outputs of a call like bodies. ``outputs``: address -> size and offset in the region."""
+        self._bodies |= {each: (size, BodyLocation(region, offset)) for each, (size, offset) in outputs.items()}
+
+        def release() -> None:
+            for address in outputs:
+                del self._bodies[address]
+            self._pool.give_back(region)
+            self._on_change()
+
+        kept.releases.append(release)
+
     def places_of(self, tensors: Sequence[Tensor]) -> Mapping[int, BodyLocation]:
         """Returns the position of each large tensor that is in a body in its raw form -> its location."""
         places = {}
@@ -131,8 +143,14 @@ class Lease:
     """
 
     def __init__(
-        self, layout: Layout, own: Region | None, bodies: Mapping[int, BodyLocation], on_end: Callable[["Lease"], None]
+        self,
+        layout: Layout,
+        own: Region | None,
+        bodies: Mapping[int, BodyLocation],
+        on_end: Callable[["Lease"], None],
+        kept: KeptMemory | None = None,
     ) -> None:
+        """``kept``: the outputs stay in the region until it is released."""
         regions = {each: place.region for each, place in bodies.items()}
         self.inputs = tuple(_slot(regions.get(each, own), span) for each, span in enumerate(layout.inputs))
         """A slot for each input of the request; None for an input that is sent over the wire."""
@@ -142,6 +160,9 @@ class Lease:
         self.own = own
         self.is_settled = False
         """Set this when Triton has certainly ended the call."""
+        self.kept = kept
+        self.kept_outputs: dict[int, tuple[int, int]] = {}
+        """Address of an output that stays in the region -> its size, and its offset."""
         self._in_place = frozenset(bodies)
         self._on_end = on_end
 
@@ -164,12 +185,16 @@ class Lease:
                 view[start : start + len(part)] = part
                 start += len(part)
 
-    def output(self, name: str, size: int) -> bytes | None:
-        """Returns a copy of the output; None for an output without a slot of that size."""
+    def output(self, name: str, size: int) -> Buffer | None:
+        """Returns a copy of the output, or the output itself if it is kept; None without a slot of that size."""
         slot = dict(self.outputs).get(name)
         if self.own is None or slot is None or size > slot.size:
             return None
-        return bytes(self.own.view[slot.offset : slot.offset + size])
+        view = self.own.view[slot.offset : slot.offset + size]
+        if self.kept is None:
+            return bytes(view)
+        self.kept_outputs[_address_of(view)] = size, slot.offset
+        return view
 
 
 def _slot(region: Region | None, span: ByteRange | None) -> TensorSlot | None:
@@ -236,7 +261,8 @@ class SharedMemory:
                 return None
         self._called("shared_memory")
         self._tell()
-        return Lease(layout, own, places, self._ended)
+        kept = next((each for each in request.extensions if isinstance(each, KeptMemory)), None)
+        return Lease(layout, own, places, self._ended, kept)
 
     def is_lost(self, lease: Lease, message: str) -> bool:
         """Whether Triton rejected the call, before it ran the model, because the region is not registered.
@@ -281,6 +307,8 @@ class SharedMemory:
         if not lease.is_settled:
             self._pool.retire(*lease.regions)
             self._has_work.set()
+        elif lease.own is not None and lease.kept is not None and lease.kept_outputs:
+            self.bodies.keep(lease.own, lease.kept_outputs, lease.kept)
         elif lease.own is not None:
             self._pool.give_back(lease.own)
         self._tell()

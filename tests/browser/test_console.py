@@ -129,13 +129,13 @@ def test_run_is_first_for_a_model_with_one_response(console: Console) -> None:
     assert page.texts("main form .actions:first-of-type button") == ["Stream", "Run at once"]
     assert "streams" in page.texts(".heading .chip")
     streaming = {text.split()[0] for text in page.texts("#pipelines .title") if "streams" in text}
-    assert streaming == {"write", "scripted_patient", "scripted_kept", "scripted_stream"}
+    assert streaming == {"write", "write_steps", "scripted_patient", "scripted_kept", "scripted_stream"}
 
 
 def test_the_list_of_pipelines_has_a_filter(console: Console) -> None:
     page = console("write")
     page.one(".filter input").send_keys("ABOUT insights_t")
-    page.wait_for(".filter small", "1 of 16")
+    page.wait_for(".filter small", "1 of 19")
     assert page.texts("#pipelines .title") == ["insights_topic"]
     page.one(".filter input").send_keys(Keys.ENTER)
     page.wait_for("main h1", "insights_topic")

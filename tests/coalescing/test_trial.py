@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from app.coalescing.rows import Coalescing
+from app.config.mismatch import PipelineMismatch
 from app.core.engine import Engine
 from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.inference import Tensor
 from app.core.model import ModelConfig, SequenceBatching
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import trial_requests
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import GatewaySpec
 from tests.toolkit.engine import (

@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 from urllib.parse import unquote
 
 import pytest
@@ -28,6 +28,7 @@ from app.cli import command_parser
 from app.pipelines import llm_spec, spec
 from app.sessions.session import SessionSpec
 from app.settings import PREFIX, Settings
+from app.steps import steps_spec
 from deploy.bootstrap import CACHE
 from deploy.documentation import build, links_of, reachable
 from deploy.reference import arguments_of, commands_of, default_text, pages
@@ -262,6 +263,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "A pipeline": spec.PipelineSpec,
     "inputs": spec.InputSpec,
     "outputs": spec.OutputSpec,
+    "steps": steps_spec.StepSpec,
+    "steps: inputs": steps_spec.ChosenSource,
+    "steps: when": steps_spec.Condition,
     "parameters": spec.ParameterSpec,
     "stream": spec.StreamSpec,
     "batch": spec.BatchSpec,
@@ -290,7 +294,7 @@ PAGES_WITH_CHART_VALUES = (
 
 
 def keys_of(section: type[BaseModel]) -> list[tuple[str, str]]:
-    return [(f"`{name}`", default_text(field)) for name, field in section.model_fields.items()]
+    return [(f"`{field.alias or name}`", default_text(field)) for name, field in section.model_fields.items()]
 
 
 @pytest.mark.parametrize("path", PAGES := pages(), ids=lambda path: path.name)
@@ -306,7 +310,8 @@ def test_every_key_of_gateway_yaml_is_documented_with_its_default(heading: str) 
 def test_every_section_of_gateway_yaml_has_its_table() -> None:
     found, waiting = set[type[BaseModel]](), [spec.GatewaySpec]
     while waiting:
-        section = waiting.pop()
+        if (section := waiting.pop()) in found:
+            continue
         found.add(section)
         waiting += [inner for field in section.model_fields.values() for inner in sections_in(field.annotation)]
     assert found == set(SECTIONS.values())
@@ -315,7 +320,7 @@ def test_every_section_of_gateway_yaml_has_its_table() -> None:
 def sections_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    holds_others = get_origin(annotation) in (dict, list, Union, types.UnionType)
+    holds_others = get_origin(annotation) in (Annotated, dict, list, Union, types.UnionType)
     return [found for inner in get_args(annotation) for found in sections_in(inner)] if holds_others else []
 
 

@@ -23,6 +23,7 @@ PAGES = (
     "docs/reference/http.md",
     "docs/reference/errors.md",
     "docs/explanation/early-exit.md",
+    "docs/tutorials/bls-to-steps.md",
     "docs/reference/metrics.md",
     "docs/reference/oip.md",
 )

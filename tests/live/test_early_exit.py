@@ -41,7 +41,7 @@ def pipelines() -> dict[str, Any]:
     by_model = dict.fromkeys(UNARY, unary) | dict.fromkeys(STREAMED, streamed)
     scripted = {name: {"model": name, "inputs": inputs, "timeout_s": 20, **spec} for name, spec in by_model.items()}
     reference = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
-    ocr = {name: reference[name] | {"timeout_s": 60} for name in ("ocr", "ocr_bls")}
+    ocr = {name: reference[name] | {"timeout_s": 60} for name in ("ocr", "ocr_bls", "ocr_steps")}
     return scripted | {name: {key: spec[key] for key in spec if key != "sample"} for name, spec in ocr.items()}
 
 
@@ -136,7 +136,7 @@ def picture_of(word: str) -> bytes:
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
-@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
+@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls", "ocr_steps"])
 async def test_concurrent_images_get_their_own_texts_and_exits_skip_the_later_steps(
     gateway: GatewayProcess, triton: EmbeddedTriton, pytestconfig: pytest.Config, pipeline: str, count: int
 ) -> None:

@@ -83,7 +83,7 @@ sdk, undeclared, of_declared = client_of("gateway"), client_of("llms"), client_o
 
 
 def test_a_completion_matches_triton_whole_and_in_chunks(sdk: OpenAI, triton: EmbeddedTriton) -> None:
-    assert [model.id for model in sdk.models.list()] == ["write", "embed", "scripted_stream"]
+    assert [model.id for model in sdk.models.list()] == ["write", "write_steps", "embed", "scripted_stream"]
     expected = triton_text(triton.http_url, PROMPT)
     answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
     assert answer.usage is not None

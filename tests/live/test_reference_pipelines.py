@@ -11,7 +11,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from tests.toolkit.processes import ROOT, executions, settled_executions
 from tests.toolkit.waiting import eventually
 
-WITH_BOTH_HEADS = ["insights", "insights_direct", "insights_bls"]
+WITH_BOTH_HEADS = ["insights", "insights_direct", "insights_bls", "insights_steps"]
 ALL = [*WITH_BOTH_HEADS, "insights_topic", "insights_sentiment"]
 TOPICS = ["politics", "business", "sport", "technology", "science", "health", "travel", "food", "entertainment"]
 TEXTS = {
@@ -92,7 +92,7 @@ def test_a_bls_model_rejects_a_parameter_that_it_cannot_forward(client: httpx.Cl
 LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
 
 
-@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
+@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls", "ocr_steps"])
 def test_text_is_read_from_a_file_part_and_base64(client: httpx.Client, pipeline: str) -> None:
     sign = (ROOT / "samples" / "sign.png").read_bytes()
     answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign})

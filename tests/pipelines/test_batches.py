@@ -8,11 +8,11 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from app.config.mismatch import PipelineMismatch
 from app.core.answer import BatchPart, PartEnd, part_of
 from app.core.errors import ContractViolation, ModelChanged
 from app.core.inference import Array, InferenceResponse, Tensor
 from app.core.model import Step
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import PipelineBatch
 from tests.toolkit.models import model, pipeline, response, tensor

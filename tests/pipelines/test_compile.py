@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from app.admission.admission import WHOLE, Share
 from app.api.sessions.open_sessions import new_sequence_id, terms_of
 from app.config.document import Section
+from app.config.mismatch import PipelineMismatch
 from app.core.errors import InvalidRequest
 from app.core.model import ModelConfig, SequenceBatching, sequence_ids_of
 from app.pipelines.file import derived_spec
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import (
     ContractSpec,
     EarlyExitRule,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from app.config.mismatch import PipelineMismatch
 from app.core.errors import InvalidInput, InvalidJson
 from app.core.inference import InferenceRequest
 from app.pipelines.examples import request_schema
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from tests.toolkit.models import model, pipeline
 

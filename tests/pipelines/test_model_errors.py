@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.config.mismatch import PipelineMismatch
 from app.core.errors import (
     ContractViolation,
     Fault,
@@ -15,7 +16,6 @@ from app.core.errors import (
     ModelError,
 )
 from app.core.model import ModelConfig
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.model_errors import explain
 from app.pipelines.models import MAX_STEPS, Edge, EdgeEnd, Graph, graph_of
 from app.pipelines.pipeline import Pipeline

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.config.mismatch import PipelineMismatch
 from app.core.answer import Values
 from app.core.errors import ContractViolation, InvalidInput
 from app.core.inference import InferenceRequest, InferenceResponse, Tensor, bytes_array
@@ -15,7 +16,6 @@ from app.core.model import ModelConfig
 from app.llm.tokenizer import read_folder
 from app.pipelines.file import derived_spec
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, recognized
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.run import Collector
 from tests.toolkit.models import model, pipeline, response, tensor

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.config.mismatch import PipelineMismatch
 from app.core.answer import Ending
 from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
 from app.core.inference import BYTES, Deadline, InferenceResponse, Tensor
 from app.core.json import json_of
 from app.core.model import TensorSpec
-from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, run
 from tests.toolkit.engine import Answer, FakeEngine

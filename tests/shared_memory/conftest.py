@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from app.core.errors import DeadlineExceeded
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, KeptMemory, Tensor
 from app.core.model import ModelConfig, TensorSpec
 from app.shared_memory import regions
 from app.shared_memory.leases import SharedMemory
@@ -49,8 +49,11 @@ class Stage:
     ) -> None:
         self.triton, self.shared_memory, self.engine, self.observed = triton, shared_memory, engine, observed
 
-    async def infer(self, *tensors: Tensor, model: str = "m", seconds: float = LONG_S) -> InferenceResponse:
-        return await self.engine.infer(InferenceRequest(model, tensors or (numbers(7),)), Deadline.after(seconds))
+    async def infer(
+        self, *tensors: Tensor, model: str = "m", seconds: float = LONG_S, kept: KeptMemory | None = None
+    ) -> InferenceResponse:
+        request = InferenceRequest(model, tensors or (numbers(7),))
+        return await self.engine.infer(request if kept is None else request.extended(kept), Deadline.after(seconds))
 
     async def sum_of(self, tensor: Tensor) -> float:
         """Returns the only element of the answer of a model that adds up its input."""

@@ -7,9 +7,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from app.core.errors import GatewayError, ModelError
-from app.core.inference import BYTES, ELEMENT, Tensor, bytes_array
+from app.core.inference import BYTES, ELEMENT, KeptMemory, Tensor, bytes_array
 from app.shared_memory.regions import LARGE_BYTES
 from tests.live.side_by_side import raw_texts
 from tests.shared_memory.conftest import LARGE, MIB, Stage, failing, not_found_or, numbers, region_of, seen_by
@@ -55,6 +56,20 @@ async def test_an_output_of_fixed_size_uses_shared_memory_and_is_not_changed_by_
     await stage.infer(numbers(1), model="fixed")
     assert outputs["Y"].array.tolist() == [2 * LARGE] * LARGE
     assert outputs["Z"].array.tolist() == [2 * LARGE]
+    assert stage.triton.shared.registered == 1
+
+
+async def test_a_kept_output_is_read_in_place_by_the_next_call_until_it_is_released(stage: Stage) -> None:
+    kept = KeptMemory()
+    output = (await stage.infer(numbers(2), model="fixed", kept=kept)).outputs["Y"]
+    _, used, _ = stage.observed.bytes
+    assert used > LARGE_BYTES
+    assert await stage.sum_of(replace(output, name="X")) == 2 * LARGE * LARGE
+    first, second = stage.regions
+    assert first == second
+    kept.release()
+    assert stage.observed.bytes == (used, 0, 0)
+    await stage.infer(numbers(1), model="fixed")
     assert stage.triton.shared.registered == 1
 
 

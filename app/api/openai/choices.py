@@ -203,6 +203,8 @@ class Choice(ABC):
             for values in ending.outputs:
                 self._write(values)
             self._write(None)
+        if self.early_exit is not None:
+            self.finish_reason = self._form.openai.exits.get(self.early_exit, self.finish_reason)
         if self._parser is not None:
             self._divide(self._parser.finish())
         if options.tools.is_required and self.early_exit is None:

@@ -330,7 +330,7 @@ def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict
             for field in pipeline.outputs
         ],
         "graph": graph_described(pipeline),
-        "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
+        "early_exit": pipeline.rules.reasons,
         "openai": forms or UNSET,
         "limits": limits,
         "schemas": {

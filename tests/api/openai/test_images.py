@@ -12,7 +12,7 @@ import pytest
 
 from app.api.bodies import Limits
 from app.api.downloads import ImageDownloads
-from app.pipelines.mismatch import PipelineMismatch
+from app.config.mismatch import PipelineMismatch
 from tests.api.openai.conftest import chunks, refusal, step
 from tests.llm.test_template import QWEN_VL, TEXT
 from tests.pipelines.test_presets import CONFIGS

@@ -11,12 +11,14 @@ Found = TypeVar("Found")
 
 
 class PipelineMismatch(Exception):
-    """A pipeline's declaration does not match its model. ``location``: the path of the key below the pipeline."""
+    """A pipeline's declaration does not match its model. ``location``: the path of the key below the pipeline.
 
-    def __init__(self, location: tuple[str | int, ...], text: str) -> None:
+    ``code``: of the linter's finding.
+    """
+
+    def __init__(self, location: tuple[str | int, ...], text: str, code: str = "gateway-yaml") -> None:
         super().__init__(text)
-        self.location = location
-        self.text = text
+        self.location, self.text, self.code = location, text, code
 
 
 @contextmanager

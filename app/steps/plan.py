@@ -1,0 +1,182 @@
+"""What is known of a pipeline's steps before they run: the plan that travels with each request of the pipeline.
+
+Steps work on one item: the dimensions of their tensors have no batch dimension, whether their models have one or not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from app.core.engine import PipelineLayer
+from app.core.inference import (
+    BYTES,
+    Array,
+    Extension,
+    InferenceRequest,
+    Parameter,
+    Tensor,
+    bytes_array,
+)
+from app.core.model import Capacity, ModelConfig, TensorSpec
+from app.steps.steps_spec import Condition, StepSpec
+
+SKIPPED = "skipped"
+"""The output with the names of the optional steps that failed or came too late."""
+
+PENDING: Literal["pending"] = "pending"
+"""Stands for a tensor, or for the result of a condition, that is not known yet."""
+
+Found = Tensor | Literal["pending"] | None
+"""None: the tensor was not written, and never will be."""
+Verdict = bool | Literal["pending"] | None
+"""None: a tensor that the condition needs was not written."""
+Values = dict[str, Tensor | None]
+"""By name of a tensor or a field. What is not there yet is left out."""
+Test = Callable[[Values], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a tensor comes from: the first of these names that is written; of a race, the first in time."""
+
+    names: tuple[str, ...]
+    is_race: bool = False
+
+    @property
+    def text(self) -> str:
+        return " or ".join(self.names)
+
+    def look(self, values: Values) -> Found:
+        is_known = True
+        for name in self.names:
+            found = values.get(name, PENDING)
+            if found == PENDING:
+                if not self.is_race:
+                    return PENDING
+                is_known = False
+            elif found is not None:
+                return found
+        return None if is_known else PENDING
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedInput:
+    tensor: TensorSpec
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """``spec.model`` None: the end of the pipeline, with the reason ``spec.exit``."""
+
+    name: str
+    spec: StepSpec
+    test: Test | None = None
+    config: ModelConfig | None = None
+    inputs: tuple[PlannedInput, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    """Those that a step, a condition or the answer reads."""
+    after: tuple[str, ...] = ()
+    capacity: Capacity = field(default_factory=Capacity)
+    takes_traceparent: bool = False
+    streams: frozenset[str] = frozenset()
+    """The decoupled steps for whose responses the step runs; empty if it runs once."""
+
+    def verdict(self, values: Values, done: set[str]) -> Verdict:
+        """Whether the step runs; False if it is skipped."""
+        result: Verdict = True if self.test is None else self.test(values)
+        if result is None or result is False:
+            return False
+        is_pending = result == PENDING
+        for each in self.inputs:
+            found = each.source.look(values)
+            if found is None and not each.tensor.optional:
+                return False
+            is_pending = is_pending or found == PENDING
+        return PENDING if is_pending or not done.issuperset(self.after) else True
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    source: Source
+    rivals: Mapping[str, frozenset[str]]
+    """Name of a tensor -> the steps that only this race needs, and that end if another one wins."""
+
+
+class Plan(Extension, eq=False):
+    """The steps of a pipeline, and what it answers. Travels with each request of the pipeline."""
+
+    name: str
+    steps: tuple[PlannedStep, ...]
+    constants: Values
+    outputs: Mapping[str, Source]
+    """By name of the pipeline's tensor."""
+    races: tuple[Race, ...] = ()
+    of_stream: Mapping[str, frozenset[str]] = {}
+    """Decoupled step -> the names of the tensors that come anew with each of its responses."""
+    reports_skipped: bool = False
+
+    @property
+    def unread(self) -> list[str]:
+        """The steps whose outputs nothing reads."""
+        return [each.name for each in self.steps if each.config is not None and not each.outputs]
+
+
+@dataclass(frozen=True)
+class StepsLayer(PipelineLayer):
+    plan: Plan
+
+    def extended(self, request: InferenceRequest) -> InferenceRequest:
+        return request.extended(self.plan)
+
+
+def array_of(value: Parameter) -> Tensor:
+    """A field's value as a tensor of one element."""
+    if isinstance(value, str):
+        return Tensor("", BYTES, bytes_array([value.encode()], (1,)))
+    return Tensor("", "", np.asarray([value]))
+
+
+def _wanted(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+_TESTS: Mapping[str, Callable[[Array, Any], Any]] = {
+    "equals": lambda array, value: array == _wanted(value),
+    "in": lambda array, values: np.any([array == _wanted(value) for value in values], axis=0),
+    "below": lambda array, value: array < value,
+    "at_least": lambda array, value: array >= value,
+}
+
+
+def _compared(key: str, name: str, value: Any, over: Callable[[Any], Any], values: Values) -> Verdict:
+    found = values.get(name, PENDING)
+    if found is None or not isinstance(found, Tensor):
+        return found
+    if key in ("empty", "not_empty"):
+        return bool(found.array.size) is (key == "not_empty")
+    return bool(over(_TESTS[key](found.array, value)))
+
+
+def _any_of(tests: Sequence[Test], values: Values) -> Verdict:
+    results = [test(values) for test in tests]
+    return True if True in results else PENDING if PENDING in results else None if None in results else False
+
+
+def _not(test: Test, values: Values) -> Verdict:
+    result = test(values)
+    return not result if isinstance(result, bool) else result
+
+
+def compiled(condition: Condition, over: Callable[[Any], Any] = np.all) -> Test:
+    if condition.comparison is not None:
+        return partial(_compared, *condition.comparison, over)
+    if condition.any is not None or condition.all is not None:
+        return compiled(condition.parts[0], np.all if condition.any is None else np.any)
+    tests = [compiled(each) for each in condition.parts]
+    if condition.all_of is not None:  # by De Morgan's law
+        return partial(_not, partial(_any_of, [partial(_not, test) for test in tests]))
+    return partial(_any_of, tests) if condition.any_of is not None else partial(_not, tests[0])

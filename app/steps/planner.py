@@ -1,0 +1,376 @@
+"""Compiles the steps of a pipeline for the models that they call.
+
+Finds unknown tensors, types and shapes that do not fit, circles, conditions that can never hold, and outputs that may
+be missing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from app.codecs.kinds import agree, shape_text
+from app.config.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Tensor, bytes_array
+from app.core.model import ModelConfig, Step, TensorSpec, capacity_of, reached, takes_traceparent
+from app.core.text import nearest
+from app.steps.plan import SKIPPED, Plan, PlannedInput, PlannedStep, Race, Source, Values, compiled
+from app.steps.steps_spec import ChosenSource, Condition, SourceSpec, StepSpec, names_of, step_of
+
+
+@dataclass(slots=True)
+class _Planner:
+    """``fields``: the parameters that conditions may read."""
+
+    specs: Mapping[str, StepSpec]
+    models: Mapping[str, ModelConfig]
+    fields: Set[str]
+    given: dict[str, TensorSpec] = field(default_factory=dict)
+    """The tensors of the request."""
+    constants: Values = field(default_factory=dict)
+
+    # Order
+
+    def before(self, name: str) -> set[str]:
+        """The steps that a step needs or waits for. Raises PipelineMismatch for an unknown one."""
+        spec = self.specs[name]
+        for step in spec.after:
+            with mismatch_at(name):
+                named(step, self.specs, "a step", "after")
+        found = (step_of(source, self.specs) for source in spec.needs)
+        return {*spec.after, *(each[0] for each in found if each is not None)}
+
+    # Tensors
+
+    def config(self, step: str) -> ModelConfig:
+        """Raises PipelineMismatch for a step that ends the pipeline."""
+        model = self.specs[step].model
+        if model is None:
+            raise PipelineMismatch((), f"names '{step}', which ends the pipeline and has no outputs")
+        return named(model, self.models, "a ready model")
+
+    def written(self, source: str) -> TensorSpec | None:
+        """The declared output of a step, for one item; None for a tensor or a field of the request."""
+        found = step_of(source, self.specs)
+        if found is None:
+            if "." in source and source not in self.fields:
+                step = source.partition(".")[0]
+                text = f"names '{source}', and '{step}' is not a step{nearest(step, list(self.specs))}"
+                raise PipelineMismatch((), text, "unknown-tensor")
+            return None
+        step, tensor = found
+        spec = tensor_named(self.config(step).outputs, tensor, ())
+        return (
+            replace(spec, name=source, dims=(-1, *spec.dims)) if self.specs[step].each else replace(spec, name=source)
+        )
+
+    def give(self, source: str, wanted: TensorSpec) -> TensorSpec:
+        """Notes that a step reads a tensor of the request. Raises PipelineMismatch if another step does otherwise."""
+        known = self.given.setdefault(source, replace(wanted, name=source))
+        if known.is_typed and wanted.is_typed:
+            self.check_fit(known, wanted)
+            sizes = tuple(max(a, b) for a, b in zip(known.dims, wanted.dims, strict=True))
+            self.given[source] = known = replace(known, dims=sizes, optional=known.optional and wanted.optional)
+        return known
+
+    @staticmethod
+    def check_fit(source: TensorSpec, target: TensorSpec) -> None:
+        if source.is_typed and target.is_typed:
+            if source.datatype != target.datatype:
+                text = f"is {source.datatype}, and '{target.name}' is {target.datatype}"
+                raise PipelineMismatch((), text, "datatype-mismatch")
+            if not agree(source.dims, target.dims):
+                shapes = f"{shape_text(source.dims)}, and '{target.name}' is {shape_text(target.dims)}"
+                raise PipelineMismatch((), f"has the shape {shapes}", "shape-mismatch")
+
+    def source(self, step: str, given: SourceSpec, wanted: TensorSpec) -> Source:
+        if isinstance(given, ChosenSource) and given.value is not None:
+            name = f"={step}.{wanted.name}"
+            self.constants[name] = _constant(given.value, wanted)
+            return Source((name,))
+        each = self.specs[step].each
+        for name in names_of(given):
+            rows = replace(wanted, dims=(-1, *wanted.dims)) if name == each else wanted
+            found = self.written(name)
+            if found is None:
+                self.give(name, rows)
+            else:
+                self.check_fit(found, rows)
+        return Source(names_of(given), isinstance(given, ChosenSource) and given.race is not None)
+
+    # Conditions
+
+    def check_condition(self, condition: Condition, *, is_over: bool = False) -> None:
+        """Raises PipelineMismatch for a condition that cannot be evaluated, or can never hold."""
+        if condition.comparison is None:
+            over = condition.any is not None or condition.all is not None
+            for each in condition.parts:
+                self.check_condition(each, is_over=over)
+            negated = [each.negated for each in condition.parts if each.negated is not None]
+            if condition.all_of is not None and any(each in condition.all_of for each in negated):
+                raise PipelineMismatch((), "can never hold: a part of it is the opposite of another one")
+            return
+        key, name, value = condition.comparison
+        spec = self.written(name) or self.given.get(name)
+        if spec is None:
+            if name not in self.fields:
+                known = [*self.given, *self.fields]
+                text = f"names '{name}', which is neither a parameter nor a tensor that a step reads"
+                raise PipelineMismatch((), f"{text}{nearest(name, known)}")
+            return
+        if not spec.is_typed:
+            return
+        if key == "empty" and -1 not in spec.dims:
+            raise PipelineMismatch((), f"can never hold: '{name}' has the shape {shape_text(spec.dims)}")
+        if key in ("empty", "not_empty"):
+            return
+        if not is_over and any(dim != 1 for dim in spec.dims):
+            raise PipelineMismatch((), f"needs `any` or `all`: '{name}' has the shape {shape_text(spec.dims)}")
+        for each in value if key == "in" else [value]:
+            if isinstance(each, str) is not (spec.datatype == BYTES):
+                raise PipelineMismatch((), f"compares '{name}', which is {spec.datatype}, with {each!r}")
+
+    # Steps
+
+    def step(self, name: str, streams: Mapping[str, Set[str]], read: Set[str]) -> PlannedStep:
+        """``streams``: by step, the decoupled steps that it reads from. ``read``: all names that anything reads."""
+        spec = self.specs[name]
+        test, own = None if spec.when is None else compiled(spec.when), frozenset(streams[name])
+        for step in spec.after:
+            if not streams[step] <= own:
+                first = min(streams[step])
+                text = f"names '{step}', which runs for each response of '{first}': name '{first}' instead"
+                raise PipelineMismatch(("after",), text)
+        if spec.model is None:
+            return PlannedStep(name, spec, test, after=tuple(spec.after), streams=own)
+        config = self.config(name)
+        if config.decoupled and (spec.each or own):
+            text = "can have no `each`" if spec.each else f"cannot follow '{min(own)}', which is decoupled too"
+            raise PipelineMismatch(("model",), f"is decoupled, so it {text}")
+        inputs = []
+        for tensor, source in spec.inputs.items():
+            with mismatch_at("inputs", tensor):
+                wanted = tensor_named(config.inputs, tensor, ())
+                inputs.append(PlannedInput(wanted, self.source(name, source, wanted)))
+        for wanted in config.inputs:
+            if wanted.name not in spec.inputs and not wanted.optional:
+                text = f"do not have '{wanted.name}', which the model requires"
+                raise PipelineMismatch(("inputs",), text, "unmapped-input")
+        below = {each.name: each for each in reached(config, self.models)}
+        return PlannedStep(
+            name,
+            spec,
+            test,
+            config,
+            tuple(inputs),
+            tuple(each for each in config.outputs if f"{name}.{each.name}" in read),
+            tuple(spec.after),
+            capacity_of(config, below),
+            takes_traceparent(config, below),
+            own,
+        )
+
+    def streams(self, order: Iterable[str]) -> dict[str, set[str]]:
+        """By step, the decoupled steps whose responses it reads, itself or through others. Raises PipelineMismatch."""
+        found: dict[str, set[str]] = {}
+        for name in order:
+            plain: set[str] = set()
+            found[name] = set()
+            spec = self.specs[name]
+            for given in (*spec.inputs.values(), *(() if spec.when is None else spec.when.names())):
+                of_source: set[str] = set()
+                for source in names_of(given):
+                    with mismatch_at(name):
+                        place = step_of(source, self.specs)
+                        if place is not None and self.config(place[0]).decoupled:
+                            of_source.add(place[0])
+                        elif place is not None:
+                            of_source |= found[place[0]]
+                found[name] |= of_source
+                plain |= of_source if isinstance(given, str) else set()
+            if len(plain) > 1:
+                both = " and ".join(f"'{each}'" for each in sorted(plain))
+                raise PipelineMismatch((name, "inputs"), f"are of {both}, whose responses do not belong together")
+        return found
+
+    # Outputs that may be missing
+
+    def may_miss(self, source: Source) -> bool:
+        if not all(map(self._may_miss, source.names)):
+            return False
+        whens = [self.specs[place[0]].when for name in source.names if (place := step_of(name, self.specs))]
+        is_only_when = not any(self._may_miss(name, but_when=True) for name in source.names)
+        opposite = [each for each in whens if any(_are_opposite(each, other) for other in whens)]
+        reads = {name for each in opposite if each is not None for name in each.names()}
+        return not (is_only_when and opposite) or any(map(self._may_miss, reads))
+
+    def _may_miss(self, name: str, *, but_when: bool = False) -> bool:
+        """``but_when``: for other reasons than the step's own condition."""
+        place = step_of(name, self.specs)
+        if place is None:
+            given = self.given.get(name)
+            return name in self.fields if given is None else given.optional
+        spec, config = self.specs[place[0]], self.config(place[0])
+        if spec.optional or (spec.when is not None and not but_when) or place[1] in config.names_in("may_omit"):
+            return True
+        optional = {each.name for each in config.inputs if each.optional}
+        needed = [
+            Source(names)
+            for tensor, given in spec.inputs.items()
+            if tensor not in optional and (names := names_of(given))
+        ]
+        return any(map(self.may_miss, needed))
+
+
+def _ordered(before: Mapping[str, Set[str]]) -> list[str]:
+    """The steps, each behind those that it waits for. Raises PipelineMismatch for a circle."""
+    order, left = list[str](), dict(before)
+    while left:
+        ready = [name for name in left if not left[name] & left.keys()]
+        if not ready:
+            circle = " and ".join(f"'{name}'" for name in sorted(left))
+            raise PipelineMismatch((), f"have a circle: of {circle} each waits for another one", "cycle")
+        order += ready
+        for name in ready:
+            del left[name]
+    return order
+
+
+def _are_opposite(one: Condition | None, other: Condition | None) -> bool:
+    """Whether exactly one of both holds, as far as that is plain."""
+    if one is None or other is None:
+        return False
+    if one.comparison is not None and other.comparison is not None:
+        pairs = ({"below", "at_least"}, {"empty", "not_empty"})
+        is_pair = {one.comparison[0], other.comparison[0]} in pairs
+        return is_pair and one.comparison[1:] == other.comparison[1:]
+    return one.negated == other or other.negated == one
+
+
+def _constant(value: Any, wanted: TensorSpec) -> Tensor:
+    """Raises PipelineMismatch for a value that is not of the input's type and shape."""
+    dims = tuple(1 if dim == -1 else dim for dim in wanted.dims)
+    try:
+        if wanted.datatype == BYTES:
+            flat = value if isinstance(value, list) else [value]
+            array = bytes_array([str(each).encode() for each in flat], (len(flat),))
+        else:
+            array = np.asarray(value, DTYPE_BY_DATATYPE[wanted.datatype])
+            if wanted.datatype not in FLOAT_DATATYPES and not np.array_equal(array, np.asarray(value)):
+                raise ValueError
+        array = array.reshape(dims) if array.ndim == 0 else array
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise PipelineMismatch((), f"is not a value of {wanted.datatype} {shape_text(wanted.dims)}") from exc
+    if not agree(array.shape, wanted.dims):
+        raise PipelineMismatch((), f"has the shape {shape_text(array.shape)}; expected {shape_text(wanted.dims)}")
+    return Tensor(wanted.name, wanted.datatype, array)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a pipeline declares. ``outputs``: None for all that no step reads. ``fields``: its request parameters."""
+
+    steps: Mapping[str, StepSpec]
+    outputs: Sequence[Source] | None = None
+    further: Sequence[Source] = ()
+    """Outputs that are read, for a contract or a count, but not answered."""
+    fields: Set[str] = frozenset()
+
+
+def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig]) -> tuple[ModelConfig, Plan]:
+    """The steps as one model, which a pipeline runs like any other, and the plan of its requests.
+
+    ``models``: those that steps call, and those below them. Raises PipelineMismatch with the key below the pipeline.
+    """
+    specs, outputs = declared.steps, declared.outputs
+    planner = _Planner(specs, models, declared.fields)
+    with mismatch_at("steps"):
+        before = {each: planner.before(each) for each in specs}
+        order = _ordered(before)
+        streams = planner.streams(order)
+        needed = {each for spec in specs.values() for each in spec.needs}
+        if outputs is None:
+            leaves = [
+                f"{step}.{each.name}" for step in specs if specs[step].model for each in planner.config(step).outputs
+            ]
+            outputs = [Source((each,)) for each in leaves if each not in needed]
+        outputs = list(dict.fromkeys([*outputs, *declared.further]))
+        read = needed | {each for source in outputs for each in source.names}
+        steps = []
+        for each in order:
+            with mismatch_at(each):
+                steps.append(planner.step(each, streams, read))
+        for each in order:
+            if (condition := specs[each].when) is not None:
+                with mismatch_at(each, "when"):
+                    planner.check_condition(condition)
+    answered = []
+    with mismatch_at("outputs"):
+        for source in outputs:
+            specs_of = [planner.written(each) for each in source.names]
+            if None in specs_of:
+                raise PipelineMismatch((), f"name '{source.text}', which is not an output of a step")
+            first, *others = [each for each in specs_of if each is not None]
+            for other in others:
+                planner.check_fit(other, first)
+            answered.append(replace(first, name=source.text, optional=planner.may_miss(source)))
+    decoupled = {each.name for each in steps if each.config is not None and each.config.decoupled}
+    # A stream starts when what runs once, and is read behind it, is there.
+    behind = {
+        stream: {each for step in specs if stream in streams[step] for each in before[step] if not streams[each]}
+        for stream in decoupled
+    }
+    waits = {each.name: {*each.after, *behind.get(each.name, set()) - decoupled} for each in steps}
+    with mismatch_at("steps"):
+        _ordered({each: before[each] | waits[each] for each in order})
+    steps = [replace(each, after=tuple(waits[each.name])) for each in steps]
+    has_optional = any(each.optional for each in specs.values())
+    config = ModelConfig(
+        name=name,
+        backend="steps",
+        max_batch_size=0,
+        inputs=tuple(planner.given.values()),
+        outputs=(*answered, *([TensorSpec(SKIPPED, BYTES, (-1,))] if has_optional else ())),
+        decoupled=bool(decoupled),
+        steps=tuple(_shown(each) for each in steps if each.config is not None),
+    )
+    plan = Plan(
+        name=name,
+        steps=tuple(steps),
+        constants=planner.constants,
+        outputs={each.name: source for each, source in zip(answered, outputs, strict=True)},
+        races=tuple(_races(steps, outputs)),
+        of_stream={
+            stream: frozenset(_names_of(steps, {stream, *(s for s in specs if stream in streams[s])}))
+            for stream in decoupled
+        },
+        reports_skipped=has_optional,
+    )
+    return config, plan
+
+
+def _shown(step: PlannedStep) -> Step:
+    assert step.config is not None
+    inputs = ((each.tensor.name, name) for each in step.inputs for name in each.source.names)
+    outputs = tuple((each.name, f"{step.name}.{each.name}") for each in step.outputs)
+    sources = tuple(each for each in inputs if each[1][0] != "=")
+    return Step(step.config.name, step.spec.version, sources, outputs, step.name)
+
+
+def _names_of(steps: Iterable[PlannedStep], wanted: Set[str]) -> Iterator[str]:
+    """The names of all outputs of these steps."""
+    return (f"{step.name}.{each.name}" for step in steps if step.name in wanted for each in step.outputs)
+
+
+def _races(steps: Sequence[PlannedStep], outputs: Sequence[Source]) -> Iterator[Race]:
+    sources = [*(each.source for step in steps for each in step.inputs), *outputs]
+    tested = {name for step in steps if step.spec.when is not None for name in step.spec.when.names()}
+    for race in {each for each in sources if each.is_race}:
+        others = {name for each in sources if each != race for name in each.names} | tested
+        rivals = {}
+        for name in race.names:
+            step = name.partition(".")[0]
+            own = set(_names_of(steps, {step}))
+            rivals[name] = frozenset({step} if own <= set(race.names) and not own & others else ())
+        yield Race(race, rivals)

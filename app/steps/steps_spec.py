@@ -1,0 +1,141 @@
+"""The key ``steps`` of a pipeline in ``gateway.yaml``: calls of models, their sources and their conditions."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Annotated, Optional
+
+from pydantic import AfterValidator, Field
+
+from app.config.document import JsonValue, Seconds, Section
+
+StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
+Reason = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+Several = Annotated[list[str], Field(min_length=2, max_length=16)]
+
+
+def _with_tensor(values: list[JsonValue]) -> list[JsonValue]:
+    if not isinstance(values[0], str):
+        raise ValueError("needs the name of a tensor or a field first, then the value to compare with")
+    return values
+
+
+Comparison = Annotated[list[JsonValue], Field(min_length=2, max_length=2), AfterValidator(_with_tensor)]
+"""The name of a tensor or a field, and the value to compare with."""
+
+
+class ChosenSource(Section):
+    """A source that is not one tensor. ``first``: in this order. ``race``: in the order of time."""
+
+    first: Several | None = None
+    race: Several | None = None
+    value: JsonValue = None
+    """The same for every request."""
+
+    def faults(self) -> Iterator[str]:
+        if sum(each is not None for each in (self.first, self.race, self.value)) != 1:
+            yield "needs exactly one of first, race and value"
+
+
+SourceSpec = str | ChosenSource
+
+
+def names_of(source: SourceSpec) -> tuple[str, ...]:
+    """The tensors and fields of a source, in their order; none for a value."""
+    return (source,) if isinstance(source, str) else tuple(source.first or source.race or ())
+
+
+class Condition(Section):
+    """Exactly one key. A comparison with several elements needs ``any`` or ``all`` around it."""
+
+    empty: str | None = None
+    not_empty: str | None = None
+    equals: Comparison | None = None
+    is_in: Comparison | None = Field(default=None, alias="in")
+    below: Comparison | None = None
+    at_least: Comparison | None = None
+    any: Optional["Condition"] = None
+    all: Optional["Condition"] = None
+    any_of: Annotated[list["Condition"], Field(min_length=1)] | None = None
+    all_of: Annotated[list["Condition"], Field(min_length=1)] | None = None
+    negated: Optional["Condition"] = Field(default=None, alias="not")
+
+    @property
+    def comparison(self) -> tuple[str, str, JsonValue] | None:
+        """The key, the name and the value of a comparison, with None as the value of ``empty`` and ``not_empty``."""
+        for key, name in (("empty", self.empty), ("not_empty", self.not_empty)):
+            if name is not None:
+                return key, name, None
+        pairs = {"equals": self.equals, "in": self.is_in, "below": self.below, "at_least": self.at_least}
+        return next(((key, pair[0], pair[1]) for key, pair in pairs.items() if pair is not None), None)
+
+    @property
+    def parts(self) -> list["Condition"]:
+        """The conditions in it."""
+        below = [each for each in (self.any, self.all, self.negated) if each is not None]
+        return [*below, *(self.any_of or ()), *(self.all_of or ())]
+
+    def names(self) -> Iterator[str]:
+        """The tensors and fields that it needs."""
+        if self.comparison is not None:
+            yield self.comparison[1]
+        yield from chain.from_iterable(each.names() for each in self.parts)
+
+    def faults(self) -> Iterator[str]:
+        if len(self.model_fields_set) != 1:
+            yield "needs exactly one key, such as empty, equals or any_of"
+        over = self.any or self.all
+        if over is not None and (over.comparison is None or over.comparison[0] in ("empty", "not_empty")):
+            yield "has any or all, which only equals, in, below and at_least can have"
+        for key, _, value in () if self.comparison is None else (self.comparison,):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if key in ("below", "at_least") and not is_number:
+                yield f"has {key} with a value that is not a number"
+            if key == "in" and not (isinstance(value, list) and value):
+                yield "has in without a list of values"
+
+
+class StepSpec(Section):
+    """One step: the call of a model, or with ``exit`` the end of the pipeline."""
+
+    model: str | None = None
+    version: str = ""
+    inputs: dict[str, SourceSpec] = Field(default_factory=dict)
+    """Tensor of the model -> where it comes from."""
+    when: Condition | None = None
+    exit: Reason | None = None
+    """Ends the pipeline with this reason."""
+    after: list[str] = Field(default_factory=list)
+    """Steps that end before this one starts."""
+    each: str | None = None
+    """A source whose rows are the items of further calls."""
+    in_flight: Annotated[int, Field(ge=1, le=1024)] = 4
+    """The most calls of ``each`` at a time."""
+    optional: bool = False
+    """A failure, or an answer that comes too late, counts as skipped."""
+    timeout_s: Seconds | None = None
+    idempotent: bool = False
+
+    def faults(self) -> Iterator[str]:
+        if (self.model is None) == (self.exit is None):
+            yield "needs exactly one of model and exit"
+        if self.exit is not None and (self.when is None or self.model_fields_set - {"exit", "when", "after"}):
+            yield "has exit, which needs `when`, and which only `after` may stand beside"
+        if self.each is not None and self.each not in {
+            name for each in self.inputs.values() for name in names_of(each)
+        }:
+            yield f"has each: {self.each}, which is none of its inputs"
+
+    @property
+    def needs(self) -> set[str]:
+        """The tensors and fields that it reads."""
+        read = chain.from_iterable(names_of(each) for each in self.inputs.values())
+        return {*read, *(() if self.when is None else self.when.names())}
+
+
+StepSpecs = Annotated[dict[StepName, StepSpec], Field(min_length=1, max_length=64)]
+
+
+def step_of(source: str, steps: Mapping[str, object]) -> tuple[str, str] | None:
+    """The step and the tensor that a source names; None for a tensor or a field of the request."""
+    step, dot, tensor = source.partition(".")
+    return (step, tensor) if dot and step in steps else None

@@ -1,0 +1,338 @@
+"""What the steps of one request do: their order, conditions, exits, items, failures and streams."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError
+from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.steps.plan import Source
+from app.steps.planner import Declaration, planned
+from app.steps.steps_engine import StepsEngine
+from app.steps.steps_spec import StepSpec
+from tests.toolkit.numpy_models import Arrays, FreeSlots, NumpyEngine, numpy_model
+from tests.toolkit.waiting import until
+
+SLOW_S = 60.0
+
+
+def fails(x: Array) -> Arrays:
+    raise ModelError(f"The model failed for {x.size} elements.")
+
+
+def counted(x: Array) -> Iterator[Arrays]:
+    return ({"Y": np.asarray([number])} for number in range(int(x[0])))
+
+
+MODELS = {
+    each.config.name: each
+    for each in [
+        numpy_model("double", ["x FP32 [-1]"], ["Y FP32 [-1]"], lambda x: {"Y": x * 2}),
+        numpy_model("slow", ["x FP32 [-1]"], ["Y FP32 [-1]"], lambda x: {"Y": x}),
+        numpy_model("add", ["a FP32 [-1]", "b FP32 [-1]"], ["Y FP32 [-1]"], lambda a, b: {"Y": a + b}),
+        numpy_model("row", ["x FP32 [2]"], ["Y FP32 [1]"], lambda x: {"Y": x.sum(keepdims=True)}, max_batch_size=3),
+        numpy_model("scaled", ["x FP32 [2]", "by FP32 [1]"], ["Y FP32 [2]"], lambda x, by: {"Y": x * by}),
+        numpy_model("fails", ["x FP32 [-1]"], ["Y FP32 [-1]"], fails),
+        numpy_model("square", ["x FP32 [-1]"], ["Y FP32 [2]"], lambda x: {"Y": x}),
+        numpy_model("nothing", ["x FP32 [-1]"], ["Y FP32 [-1]"], lambda x: {}, parameters=(("may_omit", "Y"),)),
+        numpy_model("stream", ["x FP32 [-1]"], ["Y FP32 [1]"], counted, decoupled=True),
+        numpy_model("other", ["x FP32 [-1]"], ["Y FP32 [1]"], counted, decoupled=True),
+    ]
+}
+
+
+class Steps:
+    """The steps of one request, over models that are functions. ``slow`` takes longer than any test."""
+
+    def __init__(self, text: str, outputs: Iterable[str | tuple[str, ...]] = (), *, is_race: bool = False) -> None:
+        specs = {name: StepSpec.model_validate(each) for name, each in yaml.safe_load(text).items()}
+        sources = [Source((each,) if isinstance(each, str) else each, is_race) for each in outputs]
+        configs = {name: each.config for name, each in MODELS.items()}
+        self.config, self.plan = planned("steps", Declaration(specs, sources, fields={"mode"}), configs)
+        self.models = NumpyEngine(MODELS, pause=lambda model: SLOW_S if model == "slow" else 0.0)
+        self.slots = FreeSlots()
+        self.outcomes: list[tuple[str, str]] = []
+        self.engine = StepsEngine(self.models, self.slots.enter, lambda _, *outcome: self.outcomes.append(outcome))
+
+    def request(self, parameters: dict[str, Any] | None = None, **given: Any) -> InferenceRequest:
+        tensors = tuple(Tensor(name, "FP32", np.asarray(array, np.float32)) for name, array in given.items())
+        return InferenceRequest("steps", tensors, parameters=parameters or {}).extended(self.plan)
+
+    async def answer(self, parameters: dict[str, Any] | None = None, within_s: float = 5, **given: Any) -> Any:
+        """The outputs as lists, and the reason of an early exit. Nothing may be left behind."""
+        try:
+            request = self.request(parameters, **given)
+            response = await self.engine.infer(request, Deadline.after(within_s))
+        finally:
+            assert self.models.running == self.slots.taken == 0
+        return values_of(response), response.early_exit
+
+    async def events(self, **given: Any) -> list[Any]:
+        request = self.request(**given)
+        try:
+            async with aclosing(self.engine.infer_stream(request, Deadline.after(5))) as responses:
+                return [(values_of(each), each.early_exit) async for each in responses]
+        finally:
+            assert self.models.running == self.slots.taken == 0
+
+    @property
+    def calls(self) -> list[str]:
+        return [each.model for each in self.models.requests]
+
+
+def values_of(response: InferenceResponse) -> dict[str, Any]:
+    return {name: each.array.tolist() for name, each in response.outputs.items()}
+
+
+async def test_a_chain_gives_each_output_to_the_next_step() -> None:
+    steps = Steps("{b: {model: double, inputs: {x: a.Y}}, a: {model: double, inputs: {x: X}}}", ["b.Y"])
+    assert await steps.answer(X=[1, 2]) == ({"b.Y": [4, 8]}, None)
+    assert steps.calls == ["double", "double"]
+
+
+async def test_steps_that_do_not_need_each_other_run_beside_each_other() -> None:
+    steps = Steps(
+        "{a: {model: double, inputs: {x: X}}, b: {model: double, inputs: {x: X}},"
+        " c: {model: add, inputs: {a: a.Y, b: b.Y}}}",
+        ["c.Y"],
+    )
+    assert await steps.answer(X=[1]) == ({"c.Y": [4]}, None)
+    assert steps.models.most_running == 2
+
+
+async def test_a_step_waits_for_those_that_it_names() -> None:
+    steps = Steps("{b: {model: double, inputs: {x: X}, after: [a]}, a: {model: row, inputs: {x: P}}}", ["b.Y"])
+    await steps.answer(X=[1], P=[1, 2])
+    assert steps.calls == ["row", "double"]
+    assert steps.models.most_running == 1
+
+
+async def test_a_value_is_the_same_for_every_request() -> None:
+    steps = Steps("{a: {model: add, inputs: {a: X, b: {value: [10, 20]}}}}", ["a.Y"])
+    assert await steps.answer(X=[1, 2]) == ({"a.Y": [11, 22]}, None)
+
+
+CONDITIONS = [
+    ("empty: a.Y", [], True),
+    ("empty: a.Y", [1], False),
+    ("not_empty: a.Y", [1], True),
+    ("any: {below: [a.Y, 4]}", [1, 9], True),
+    ("all: {below: [a.Y, 4]}", [1, 9], False),
+    ("all: {at_least: [a.Y, 4]}", [2, 9], True),
+    ("all: {equals: [a.Y, 6]}", [3, 3], True),
+    ("any: {in: [a.Y, [5, 6]]}", [0, 3], True),
+    ("not: {any: {in: [a.Y, [5, 6]]}}", [0, 3], False),
+    ("any_of: [{empty: a.Y}, {not_empty: a.Y}]", [0], True),
+    ("all_of: [{not_empty: a.Y}, {not: {equals: [mode, fast]}}]", [0], False),
+    ("equals: [mode, fast]", [0], True),
+    ("in: [mode, [fast, slow]]", [0], True),
+    ("equals: [mode, slow]", [0], False),
+]
+
+
+@pytest.mark.parametrize(("condition", "given", "holds"), CONDITIONS)
+async def test_a_step_runs_only_if_its_condition_holds(condition: str, given: list[float], holds: bool) -> None:
+    steps = Steps(
+        f"{{a: {{model: double, inputs: {{x: X}}}}, b: {{model: double, when: {{{condition}}}, inputs: {{x: X}}}},"
+        " c: {model: double, inputs: {x: b.Y}}}",
+        ["c.Y"],
+    )
+    outputs, _ = await steps.answer({"mode": "fast"}, X=given)
+    assert outputs == ({"c.Y": [4 * each for each in given]} if holds else {})
+    assert ("b", "skipped") in steps.outcomes or holds
+
+
+async def test_the_first_that_was_written_is_taken() -> None:
+    text = (
+        "{small: {model: double, when: {any: {below: [X, 0]}}, inputs: {x: X}},"
+        " large: {model: add, when: {all: {at_least: [X, 0]}}, inputs: {a: X, b: X}},"
+        " next: {model: double, inputs: {x: {first: [large.Y, small.Y]}}}}"
+    )
+    steps = Steps(text, [("large.Y", "small.Y"), "next.Y"])
+    assert await steps.answer(X=[-1]) == ({"large.Y or small.Y": [-2], "next.Y": [-4]}, None)
+    assert await steps.answer(X=[1]) == ({"large.Y or small.Y": [2], "next.Y": [4]}, None)
+
+
+async def test_of_a_race_the_others_are_cancelled() -> None:
+    steps = Steps(
+        "{a: {model: slow, inputs: {x: X}}, b: {model: double, inputs: {x: X}}}", [("a.Y", "b.Y")], is_race=True
+    )
+    assert await steps.answer(X=[3]) == ({"a.Y or b.Y": [6]}, None)
+    assert steps.models.cancelled == ["slow"]
+
+
+async def test_a_race_goes_on_while_one_may_come() -> None:
+    text = "{a: {model: fails, inputs: {x: X}, optional: true}, b: {model: double, inputs: {x: X}}}"
+    assert (await Steps(text, [("a.Y", "b.Y")], is_race=True).answer(X=[3]))[0]["a.Y or b.Y"] == [6]
+
+
+async def test_a_step_behind_a_race_waits_while_one_may_come() -> None:
+    steps = Steps(
+        "{a: {model: row, inputs: {x: P}}, b: {model: double, inputs: {x: X}},"
+        " none: {model: double, when: {empty: X}, inputs: {x: X}},"
+        " c: {model: add, inputs: {a: {race: [none.Y, b.Y]}, b: a.Y}}}",
+        ["c.Y"],
+    )
+    steps.models.pause = lambda model: 0.02 if model == "double" else 0
+    assert await steps.answer(X=[3], P=[1, 1]) == ({"c.Y": [8]}, None)
+
+
+async def test_an_exit_cancels_what_runs_and_keeps_what_was_written() -> None:
+    steps = Steps(
+        "{a: {model: double, inputs: {x: X}}, b: {model: slow, inputs: {x: X}},"
+        " done: {when: {empty: a.Y}, exit: nothing_to_do}, c: {model: double, inputs: {x: a.Y}, after: [done]}}",
+        ["a.Y", "b.Y", "c.Y"],
+    )
+    assert await steps.answer(X=[]) == ({"a.Y": []}, "nothing_to_do")
+    assert steps.models.cancelled == ["slow"]
+    assert ("done", "exit") in steps.outcomes
+
+
+async def test_rows_are_called_in_batches_and_joined_in_their_order() -> None:
+    steps = Steps("{a: {model: row, each: P, inputs: {x: P}, in_flight: 2}}", ["a.Y"])
+    rows = [[number, 1] for number in range(8)]
+    assert await steps.answer(P=rows) == ({"a.Y": [[number + 1] for number in range(8)]}, None)
+    assert [each.inputs[0].shape for each in steps.models.requests] == [(3, 2), (3, 2), (2, 2)]
+    assert steps.models.most_running == 2
+
+
+async def test_without_rows_nothing_is_called() -> None:
+    steps = Steps("{a: {model: row, each: P, inputs: {x: P}}, b: {model: fails, each: a.Y, inputs: {x: a.Y}}}", ["b.Y"])
+    assert await steps.answer(P=np.empty((0, 2))) == ({"b.Y": []}, None)
+    assert steps.calls == []
+
+
+async def test_a_model_without_batches_is_called_for_each_row_and_other_inputs_are_repeated() -> None:
+    steps = Steps("{a: {model: scaled, each: P, inputs: {x: P, by: F}}}", ["a.Y"])
+    assert await steps.answer(P=[[1, 2], [3, 4]], F=[10]) == ({"a.Y": [[10, 20], [30, 40]]}, None)
+    assert steps.calls == ["scaled", "scaled"]
+
+
+@pytest.mark.parametrize("model", ["fails", "slow"])
+async def test_an_optional_step_that_fails_or_is_late_is_named(model: str) -> None:
+    steps = Steps(
+        f"{{a: {{model: {model}, inputs: {{x: X}}, optional: true, timeout_s: 0.05}},"
+        " b: {model: double, inputs: {x: X}}}",
+        ["a.Y", "b.Y"],
+    )
+    assert await steps.answer(X=[1]) == ({"b.Y": [2], "skipped": [b"a"]}, None)
+    assert ("a", "failed") in steps.outcomes
+
+
+async def test_an_optional_step_does_not_outlast_the_request() -> None:
+    steps = Steps("{a: {model: slow, inputs: {x: X}, optional: true}}", ["a.Y"])
+    with pytest.raises(DeadlineExceeded):
+        await steps.answer(within_s=0.1, X=[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "error"), [("fails", ModelError), ("slow", DeadlineExceeded), ("square", ContractViolation)]
+)
+async def test_a_step_that_fails_ends_the_request_and_is_named(model: str, error: type[GatewayError]) -> None:
+    steps = Steps(f"{{a: {{model: {model}, inputs: {{x: X}}}}, b: {{model: slow, inputs: {{x: X}}}}}}", ["a.Y", "b.Y"])
+    with pytest.raises(error) as failed:
+        await steps.answer(within_s=0.2, X=[1])
+    assert failed.value.failed_step in ("a", "b")
+    assert steps.models.cancelled == (["slow"] if model != "slow" else [])
+
+
+async def test_what_needs_an_output_that_a_model_left_out_is_skipped() -> None:
+    steps = Steps("{a: {model: nothing, inputs: {x: X}}, b: {model: double, inputs: {x: a.Y}}}", ["b.Y"])
+    assert await steps.answer(X=[1]) == ({}, None)
+
+
+async def test_a_caller_that_leaves_cancels_every_call() -> None:
+    steps = Steps("{a: {model: slow, inputs: {x: X}}, b: {model: slow, inputs: {x: X}}}", ["a.Y", "b.Y"])
+    task = asyncio.create_task(steps.answer(within_s=SLOW_S, X=[1]))
+    await until(lambda: steps.models.running == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps.models.cancelled == ["slow", "slow"]
+
+
+STREAM = (
+    "{head: {model: double, inputs: {x: X}}, stream: {model: stream, inputs: {x: head.Y}},"
+    " behind: {model: add, inputs: {a: stream.Y, b: head.Y}}"
+)
+
+
+async def test_the_steps_behind_a_stream_run_for_each_response() -> None:
+    steps = Steps(STREAM + "}", ["head.Y", "behind.Y"])
+    first, *others = await steps.events(X=[1.5])
+    assert first == ({"head.Y": [3], "behind.Y": [3]}, None)
+    assert others == [({"behind.Y": [4]}, None), ({"behind.Y": [5]}, None), ({}, None)]
+
+
+async def test_a_stream_ends_early_at_an_exit_behind_it() -> None:
+    steps = Steps(STREAM + ", full: {when: {at_least: [stream.Y, 1]}, exit: enough}}", ["stream.Y"])
+    assert await steps.events(X=[50]) == [({"stream.Y": [0]}, None), ({"stream.Y": [1]}, None), ({}, "enough")]
+    assert steps.models.cancelled == ["stream"]
+
+
+async def test_a_guard_ends_a_stream_before_it_begins() -> None:
+    steps = Steps(STREAM + ", guard: {when: {any: {below: [head.Y, 0]}}, exit: refused}}", ["stream.Y"])
+    assert await steps.events(X=[-1]) == [({}, "refused")]
+    assert steps.calls == ["double"]
+
+
+async def test_only_one_of_two_streams_runs_and_a_step_behind_both_reads_it() -> None:
+    steps = Steps(
+        "{small: {model: stream, when: {equals: [N, 0]}, inputs: {x: X}},"
+        " large: {model: other, when: {not: {equals: [N, 0]}}, inputs: {x: X}},"
+        " copy: {model: scaled, inputs: {x: P, by: N}},"
+        " behind: {model: double, inputs: {x: {first: [large.Y, small.Y]}}}}",
+        ["behind.Y", ("large.Y", "small.Y")],
+    )
+    for number in (0, 1):
+        events = await steps.events(X=[2], N=[number], P=[1, 2])
+        text = "large.Y or small.Y"
+        assert [each for each, _ in events] == [{"behind.Y": [0], text: [0]}, {"behind.Y": [2], text: [1]}, {}]
+    assert {"stream", "other"} <= {*steps.calls}
+
+
+async def test_two_streams_beside_each_other_have_their_own_steps_behind_them() -> None:
+    steps = Steps(
+        "{one: {model: stream, inputs: {x: X}}, two: {model: other, inputs: {x: X}},"
+        " after_one: {model: double, inputs: {x: one.Y}}, after_two: {model: add, inputs: {a: two.Y, b: two.Y}},"
+        " both: {model: double, inputs: {x: {first: [two.Y, one.Y]}}}}",
+        ["after_one.Y", "after_two.Y", "both.Y"],
+    )
+    *events, last = await steps.events(X=[2])
+    assert last == ({}, None)
+    of_one = [each for each, _ in events if "after_one.Y" in each]
+    assert of_one == [{"after_one.Y": [0], "both.Y": [0]}, {"after_one.Y": [2], "both.Y": [2]}]
+    of_two = [each for each, _ in events if "after_two.Y" in each]
+    assert of_two == [{"after_two.Y": [0], "both.Y": [0]}, {"after_two.Y": [2], "both.Y": [2]}]
+    assert len(events) == 4
+    assert steps.calls.count("double") == 6
+    assert "skipped" not in {outcome for _, outcome in steps.outcomes}
+
+
+async def test_a_reader_that_leaves_a_stream_cancels_it() -> None:
+    steps = Steps(STREAM + "}", ["behind.Y"])
+    async with aclosing(steps.engine.infer_stream(steps.request(X=[500]), Deadline.after(5))) as responses:
+        async for _ in responses:
+            break
+    await until(lambda: steps.slots.taken == 0)
+    assert steps.models.running == 0
+    assert len(steps.models.requests) < 60
+
+
+async def test_callers_beside_each_other_get_their_own_answers() -> None:
+    steps = Steps(
+        "{a: {model: double, inputs: {x: X}}, none: {when: {any: {below: [a.Y, 0]}}, exit: negative},"
+        " b: {model: add, inputs: {a: a.Y, b: X}, after: [none]}}",
+        ["b.Y"],
+    )
+    requests = [steps.request(X=[number if number % 2 else -number - 1]) for number in range(64)]
+    answers = await asyncio.gather(*(steps.engine.infer(each, Deadline.after(5)) for each in requests))
+    for number, answer in enumerate(answers):
+        expected = ({"b.Y": [3 * number]}, None) if number % 2 else ({}, "negative")
+        assert (values_of(answer), answer.early_exit) == expected
+    assert steps.models.running == steps.slots.taken == 0

@@ -233,6 +233,8 @@ class OipModels:
             self._models[name] = known if known == model else model
 
 
+_Sources = list[tuple["EdgeEnd", str]]
+
 MAX_STEPS = 300
 """Also bounds the depth. Nested ensembles of two steps double their steps with each level."""
 
@@ -283,6 +285,8 @@ class Graph:
     models: frozenset[str] = frozenset()
     tensors: frozenset[str] = frozenset()
     ensembles: frozenset[str] = frozenset()
+    written: Mapping[str, Sequence[EdgeEnd]] = field(default_factory=dict)
+    """Tensor of the pipeline's model -> what writes it: several of them if a step reads the first that is written."""
 
     def into(self, model: str, tensor: str, ensemble: str = "") -> list[Edge]:
         """Returns the edges into an input of the steps of a model whose source may be at fault.
@@ -307,9 +311,9 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
     steps, edges, left = list[GraphStep](), list[Edge](), MAX_STEPS
 
     def run(
-        config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str, own_name: str = ""
-    ) -> dict[str, EdgeEnd]:
-        """Returns the ends that write the model's outputs. ``given``: input -> its source, and the edge's name."""
+        config: ModelConfig, given: Mapping[str, _Sources], ensemble: str, version: str, own_name: str = ""
+    ) -> dict[str, list[EdgeEnd]]:
+        """Returns the ends that write the model's outputs. ``given``: input -> its sources, with the edges' names."""
         nonlocal left
         if not config.is_ensemble:
             places = sum(step.model == config.name for step in steps) + 1
@@ -317,26 +321,27 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
             calls = tuple(models[model] for model in config.names_in("bls_calls") if model in models)
             steps.append(step := GraphStep(name, config, ensemble, version, calls))
             for spec in config.inputs:
-                if spec.name in given:
-                    source, edge_name = given[spec.name]
-                    edges.append(Edge(source, EdgeEnd(step, spec), edge_name))
-            return {spec.name: EdgeEnd(step, spec) for spec in config.outputs}
-        ends = {tensor: end for tensor, (end, _) in given.items()}
+                edges.extend(Edge(end, EdgeEnd(step, spec), name) for end, name in given.get(spec.name, ()))
+            return {spec.name: [EdgeEnd(step, spec)] for spec in config.outputs}
+        ends = {tensor: [end for end, _ in sources] for tensor, sources in given.items()}
         for index in config.runnable_steps(ends):
             if not left:
                 break
             left -= 1
             each = config.steps[index]
             child = models.get(each.model)
-            inputs = {name: (ends[tensor], tensor) for name, tensor in each.input_map if tensor in ends}
+            inputs: dict[str, _Sources] = {}
+            for name, tensor in each.input_map:
+                inputs.setdefault(name, []).extend((end, tensor) for end in ends.get(tensor, ()))
             inner = "" if each.name else config.name
             outputs = run(child, inputs, inner, each.version, each.name) if child is not None else {}
-            ends |= {tensor: outputs[name] for name, tensor in each.output_map if name in outputs}
+            for name, tensor in each.output_map:
+                ends.setdefault(tensor, []).extend(outputs.get(name, ()))
         return ends
 
-    written = run(config, {spec.name: (EdgeEnd(None, spec), spec.name) for spec in config.inputs}, "", version)
+    written = run(config, {spec.name: [(EdgeEnd(None, spec), spec.name)] for spec in config.inputs}, "", version)
     answered = [
-        Edge(written[spec.name], EdgeEnd(None, spec), spec.name) for spec in config.outputs if spec.name in written
+        Edge(end, EdgeEnd(None, spec), spec.name) for spec in config.outputs for end in written.get(spec.name, ())
     ]
     return Graph(
         steps=tuple(steps),
@@ -344,6 +349,7 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
         models=frozenset(models),
         tensors=frozenset(spec.name for each in models.values() for spec in (*each.inputs, *each.outputs)),
         ensembles=frozenset(name for name, each in models.items() if each.is_ensemble),
+        written=written,
     )
 
 

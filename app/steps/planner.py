@@ -333,7 +333,7 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
         inputs=tuple(planner.given.values()),
         outputs=(*answered, *([TensorSpec(SKIPPED, BYTES, (-1,))] if has_optional else ())),
         decoupled=bool(decoupled),
-        steps=tuple(_shown(each) for each in steps if each.config is not None),
+        steps=tuple(_shown(each, outputs) for each in steps if each.config is not None),
     )
     plan = Plan(
         name=name,
@@ -350,12 +350,13 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
     return config, plan
 
 
-def _shown(step: PlannedStep) -> Step:
+def _shown(step: PlannedStep, answered: Sequence[Source]) -> Step:
     assert step.config is not None
     inputs = ((each.tensor.name, name) for each in step.inputs for name in each.source.names)
-    outputs = tuple((each.name, f"{step.name}.{each.name}") for each in step.outputs)
+    outputs = [(each.name, f"{step.name}.{each.name}") for each in step.outputs]
+    outputs += [(tensor, each.text) for tensor, name in outputs for each in answered if name in each.names]
     sources = tuple(each for each in inputs if each[1][0] != "=")
-    return Step(step.config.name, step.spec.version, sources, outputs, step.name)
+    return Step(step.config.name, step.spec.version, sources, tuple(dict.fromkeys(outputs)), step.name)
 
 
 def _names_of(steps: Iterable[PlannedStep], wanted: Set[str]) -> Iterator[str]:

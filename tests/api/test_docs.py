@@ -11,11 +11,14 @@ from typing import Any
 import jsonschema
 import orjson
 import pytest
+import yaml
 
 from app.api.bodies import Limits
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.pipelines.catalog_endpoints import graph_described, samples_of
 from app.core.model import ModelConfig, Step
+from app.pipelines.pipeline import CompileContext, Pipeline
+from app.pipelines.spec import GatewaySpec
 from tests.api.conftest import PNG, READ, READER, WRITER, word
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.gateway import Served, gateway_fixture, served
@@ -319,3 +322,38 @@ def test_an_exit_leaves_a_step(rules: list[Any], exits: list[tuple[str, str]]) -
     assert [(each["step"], each["reason"]) for each in chain(early_exit=rules)["exits"]] == exits
     alone = graph_described(pipeline(SECOND, CHILD, early_exit=[OTHER]))["exits"]
     assert alone == [{"step": "second", "reason": "other"}], "the only step needs to declare nothing"
+
+
+STEPS = """
+first: {model: first, inputs: {X: X}}
+nothing: {when: {empty: first.Y}, exit: nothing}
+unwanted: {when: {equals: [mode, none]}, exit: unwanted}
+small: {model: second, when: {any: {below: [first.Y, 1]}}, inputs: {Y: first.Y}}
+other: {model: second, inputs: {Y: X}, after: [nothing], optional: true}
+both: {model: second, inputs: {Y: {first: [small.Z, other.Z]}}}
+"""
+
+
+def test_a_graph_has_the_conditions_and_exits_of_steps_and_an_edge_from_each_alternative() -> None:
+    outputs = {"z": {"race": ["both.Z", "small.Z"]}}
+    declared = {"steps": yaml.safe_load(STEPS), "outputs": outputs, "parameters": {"mode": {"type": "string"}}}
+    spec = GatewaySpec.model_validate({"pipelines": {"p": declared}}).pipelines["p"]
+    models = {each.name: each for each in (FIRST, SECOND, CHILD)}
+    graph = graph_described(Pipeline("p", spec, spec.config_of("p", models), models, CompileContext()))
+    keys = {
+        each["name"]: {key: each[key] for key in ("when", "after", "optional") if key in each}
+        for each in graph["steps"]
+    }
+    assert keys == {
+        "first": {},
+        "small": {"when": {"any": {"below": ["first.Y", 1]}}},
+        "other": {"after": ["nothing"], "optional": True},
+        "both": {},
+    }
+    ends = [(each["from"]["step"], each["to"]["step"], each["to"]["tensor"]) for each in graph["edges"]]
+    assert [each for each in ends if each[1] == "both"] == [("small", "both", "Y"), ("other", "both", "Y")]
+    assert [each[0] for each in ends if each[1] is None] == ["small", "both"]
+    assert graph["exits"] == [
+        {"step": "first", "reason": "nothing", "name": "nothing", "when": {"empty": "first.Y"}},
+        {"step": None, "reason": "unwanted", "name": "unwanted", "when": {"equals": ["mode", "none"]}},
+    ]

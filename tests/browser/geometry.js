@@ -36,7 +36,12 @@ function drawing(place) {
     all.slice(index + 1).filter((other) => overlap(area, other)).map((other) => `${area.id} lies on ${other.id}`),
   );
   for (const line of links) faults.push(...crossings(line, boxes));
-  return { faults: [...new Set([...faults, ...cropped(place, boxes, links)])], boxes: boxes.length, links: links.length };
+  return { faults: [...new Set([...faults, ...cropped(place, boxes, links)])], boxes: boxes.length, links: links.length, ...words(place) };
+}
+
+function words(place) {
+  const order = [...place.querySelectorAll(".link.order .line")].map((line) => `${line.dataset.from} > ${line.dataset.to}`);
+  return { conditions: [...place.querySelectorAll(".condition")].map((text) => text.textContent), order };
 }
 
 function areaOf(node) {

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import yaml
 from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from app.launcher.embedded_triton import EmbeddedTriton
@@ -21,7 +22,7 @@ HERE = Path(__file__).parent
 GEOMETRY = (HERE / "geometry.js").read_text()
 EXPLAINED: dict[str, Any] = json.loads((HERE / "explained.json").read_text())
 INSIGHTS = ["insights", "insights_direct", "insights_topic", "insights_bls"]
-REFERENCE = ["ocr", "ocr_bls", "write", *INSIGHTS, "embed", "listen"]
+REFERENCE = ["ocr", "ocr_bls", "write", *INSIGHTS, "embed", "listen", "ocr_steps", "write_steps", "insights_steps"]
 WIDTHS = {"desktop": 1440, "phone": 390}
 
 
@@ -57,6 +58,21 @@ def fan(count: int) -> dict[str, Any]:
     return synthetic(["first", "second", *heads], [*edges, *((head, None, head) for head in heads)], ["second"])
 
 
+def conditions() -> dict[str, Any]:
+    """Two steps under opposite conditions on a step whose tensors they do not read, and exits from step and request."""
+    edges = [(None, "detect", "image"), ("detect", "crop", "boxes"), ("crop", "small", "x"), ("crop", "large", "x")]
+    graph = synthetic(["detect", "crop", "small", "large"], [*edges, ("small", None, "s"), ("large", None, "l")], [])
+    steps = {step["name"]: step for step in graph["steps"]}
+    steps["small"]["when"] = {"below": ["detect.quality", 0.4]}
+    steps["large"] |= {"when": {"not": {"below": ["detect.quality", 0.4]}}, "after": ["nothing"]}
+    wanted = {"any_of": [{"equals": ["mode", "none"]}, {"any": {"in": ["languages", ["de", "en"]]}}]}
+    graph["exits"] = [
+        {"step": "detect", "reason": "no_boxes", "name": "nothing", "when": {"empty": "detect.boxes"}},
+        {"step": None, "reason": "unwanted", "name": "unwanted", "when": wanted},
+    ]
+    return graph
+
+
 def drawn(browser: Chrome, gateway: GatewayProcess, **request: Any) -> dict[str, Any]:
     """What ``geometry.js`` reports about the parts that it drew on the console's page."""
     browser.get(f"{gateway.url}/console/index.html")
@@ -71,12 +87,19 @@ def test_no_link_crosses_a_box_and_nothing_is_cropped(
     browser: Chrome, screen: Callable[[int], None], gateway: GatewayProcess, client: httpx.Client, device: str
 ) -> None:
     graphs = {name: client.get(f"/v1/pipelines/{name}").json()["graph"] for name in REFERENCE}
-    graphs |= {"chain": chain(20), "fan": fan(9), "one": chain(1)}
+    graphs |= {"chain": chain(20), "fan": fan(9), "one": chain(1), "conditions": conditions()}
     screen(WIDTHS[device])
     found = drawn(browser, gateway, graphs=graphs)["graphs"]
     assert {name: report["faults"] for name, report in found.items()} == {name: [] for name in graphs}
     assert all(report["links"] > 0 for report in found.values())
     assert found["insights"]["boxes"] == 7
+    assert found["conditions"]["conditions"] == [
+        "if detect.quality < 0.4",
+        "if not (detect.quality < 0.4)",
+        "if detect.boxes is empty",
+        'if mode = "none" or any languages in ["de","en"…',
+    ]
+    assert found["conditions"]["order"] == ["step detect > step small", "step detect > step large"]
 
 
 def test_a_step_and_a_link_show_what_they_are_by_keyboard(console: Callable[..., ConsolePage]) -> None:
@@ -100,6 +123,17 @@ def test_an_early_exit_is_a_dashed_way_out(console: Callable[..., ConsolePage]) 
     line = page.one(".link.exit .line")
     assert (line.get_attribute("data-from"), line.get_attribute("data-to")) == ("step text_gate", "exit no_text")
     assert line.value_of_css_property("stroke-dasharray") != "none"
+
+
+def test_steps_show_their_exits_and_conditions(console: Callable[..., ConsolePage]) -> None:
+    page = console("ocr_steps")
+    page.wait_for(".node.exit .condition", "if detect.BOXES is empty")
+    assert page.texts(".node.exit .condition") == ["if detect.BOXES is empty", "if read.TEXTS is empty"]
+    lines = page.browser.find_elements(By.CSS_SELECTOR, ".link.exit .line")
+    ways = [(line.get_attribute("data-from"), line.get_attribute("data-to")) for line in lines]
+    assert ways == [("step detect", "exit no_text"), ("step read", "exit no_readable_text")]
+    page.one(".node[data-id='exit no_text']").send_keys(Keys.ENTER)
+    page.wait_for(".details p", "reason no_text if detect.BOXES is empty. The answer is then 200")
 
 
 def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess) -> None:

@@ -50,7 +50,15 @@ async def test_callers_that_leave_free_all_places_of_the_generator(gateway: Gate
 def test_a_pipeline_describes_its_steps_and_exits(client: httpx.Client) -> None:
     described = client.get("/v1/pipelines/ocr_steps").json()
     assert described["early_exit"] == ["no_text", "no_readable_text"]
-    assert [each["model"] for each in described["graph"]["steps"]] == ["text_detect", "text_recognize"]
+    graph = described["graph"]
+    assert [(each["name"], each["model"]) for each in graph["steps"]] == [
+        ("detect", "text_detect"),
+        ("read", "text_recognize"),
+    ]
+    assert [(each["step"], each["reason"], each["when"]) for each in graph["exits"]] == [
+        ("detect", "no_text", {"empty": "detect.BOXES"}),
+        ("read", "no_readable_text", {"empty": "read.TEXTS"}),
+    ]
 
 
 SCRIPTS: dict[str, Any] = {

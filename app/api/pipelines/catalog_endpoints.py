@@ -347,7 +347,7 @@ def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict
 
 
 def graph_described(pipeline: Pipeline) -> dict[str, Any]:
-    """In ``edges``, ``step`` is null for a tensor of the request or of the response."""
+    """In ``edges`` and ``exits``, ``step`` is null for the request, and in ``edges`` for the response."""
 
     def model(config: ModelConfig, version: str = "") -> dict[str, Any]:
         """``version`` is null for the latest version."""
@@ -372,11 +372,15 @@ def graph_described(pipeline: Pipeline) -> dict[str, Any]:
     def end(end: EdgeEnd) -> dict[str, Any]:
         return {"step": end.step.name if end.step else None, "tensor": end.tensor.name}
 
-    graph = pipeline.graph
+    graph, specs = pipeline.graph, pipeline.spec.steps or {}
+    declared = {  # with the keys of gateway.yaml
+        name: spec.model_dump(include={"when", "after", "each", "optional"}, by_alias=True, exclude_defaults=True)
+        for name, spec in specs.items()
+    }
     return {
         "steps": [
             {"name": step.name}
-            | ({"ensemble": step.ensemble} if step.ensemble else {})
+            | ({"ensemble": step.ensemble} if step.ensemble else declared.get(step.name, {}))
             | model(step.config, step.version)
             | {"calls": [model(config) for config in step.calls]}
             for step in graph.steps
@@ -395,6 +399,15 @@ def graph_described(pipeline: Pipeline) -> dict[str, Any]:
             {"step": step, "reason": rule.reason}
             for rule in pipeline.spec.early_exit
             for step in dict.fromkeys(_exiting(rule, pipeline))
+        ]
+        + [
+            {"step": step, "reason": spec.exit, "name": name, "when": declared[name]["when"]}
+            for name, spec in specs.items()
+            if spec.exit is not None and spec.when is not None
+            for step in dict.fromkeys(
+                end(each)["step"] for tensor in spec.when.names() for each in graph.written.get(tensor, ())
+            )
+            or [None]
         ],
     }
 

@@ -1,10 +1,11 @@
 /** The selected part of the graph: a step's configuration, the tensors of a link, or an early exit. */
 
+import { conditionText } from "./drawing.js";
 import { html } from "./lib.js";
 
 /** `item`: a box or a link of the drawing. */
 export function GraphDetails({ item, onClose }) {
-  const [title, content] = item.step ? [item.title, html`<${Step} step=${item.step} />`] : item.tensors?.length ? tensors(item) : exit(item);
+  const [title, content] = item.step ? [item.title, html`<${Step} step=${item.step} />`] : item.tensors?.length ? tensors(item) : item.kind === "order" ? order(item) : exit(item);
   return html`
     <section class="card details" aria-label="Selected: ${title}" aria-live="polite">
       <div class="meta">
@@ -19,10 +20,17 @@ export function GraphDetails({ item, onClose }) {
 const nameOf = (id) => id.replace(/^(step|exit) /, "");
 const shapeText = (shape) => `[${shape.join(", ")}]`;
 
+function order({ from, to }) {
+  return [`${nameOf(from)} → ${nameOf(to)}`, html`<p>${nameOf(to)} waits for ${nameOf(from)}: its condition or its order needs it.</p>`];
+}
+
+/** `item`: of an exit of steps, with its `conditions`. */
 function exit(item) {
   const reason = nameOf(item.to ?? item.id);
   const start = item.from ? `${nameOf(item.from)} can end the request` : "The request can end early";
-  const text = `${start} with the reason ${reason}. The answer is then 200 with empty values, and later steps do not run if the exit is an error.`;
+  const condition = item.conditions?.length ? ` if ${item.conditions.join(" or ")}` : "";
+  const rest = item.conditions?.length ? "no later step runs" : "later steps do not run if the exit is an error";
+  const text = `${start} with the reason ${reason}${condition}. The answer is then 200 with empty values, and ${rest}.`;
   return [`Early exit: ${reason}`, html`<p>${text}</p>`];
 }
 
@@ -53,6 +61,10 @@ function Model({ model, ensemble }) {
     ["instances", model.instances],
     ["responses", model.decoupled ? "any number (decoupled)" : "one"],
     ...(ensemble ? [["ensemble", ensemble]] : []),
+    ...(model.when ? [["condition", conditionText(model.when)]] : []),
+    ...(model.after ? [["after", model.after.join(", ")]] : []),
+    ...(model.each ? [["each", model.each]] : []),
+    ...(model.optional ? [["optional", "yes"]] : []),
   ];
   const rows = [...model.inputs.map((tensor) => row("input", tensor)), ...model.outputs.map((tensor) => row("output", tensor))];
   return html`

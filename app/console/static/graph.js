@@ -46,9 +46,11 @@ function fitted({ boxes, links }, width) {
   if (width === 0) return { width: 0, height: 0, scale: 1, boxes: [], links: [] };
   const plain = links.map((link) => ({ ...link, label: null }));
   const isVertical = width < NARROW;
+  const smallest = SMALLEST_SCALE[isVertical ? "vertical" : "horizontal"];
   const labelled = placed({ boxes, links }, isVertical);
-  const result = labelled.width * LABELLED_SCALE <= width ? labelled : placed({ boxes, links: plain }, isVertical);
-  return { ...result, scale: Math.max(SMALLEST_SCALE[isVertical ? "vertical" : "horizontal"], Math.min(1, width / result.width)) };
+  const isLabelled = labelled.width * Math.max(LABELLED_SCALE, smallest) <= width;
+  const result = isLabelled ? labelled : placed({ boxes, links: plain }, isVertical);
+  return { ...result, scale: Math.max(smallest, Math.min(1, width / result.width)) };
 }
 
 function Drawing({ width, height, scale, boxes, links, selected, total, onSelect }) {
@@ -86,7 +88,7 @@ const tensorText = ({ tensor, datatype, shape }) => `${tensor} ${datatype} [${sh
 
 function Link({ link, isSelected, onSelect }) {
   const arrow = `url(#arrow-${isSelected ? "selected" : link.kind === "exit" ? "exit" : "plain"})`;
-  const what = link.kind === "exit" ? "early exit" : link.tensors.map(tensorText).join(", ");
+  const what = { exit: "early exit", order: "order" }[link.kind] ?? link.tensors.map(tensorText).join(", ");
   const label = [link.label?.text, `${nameOf(link.from)} to ${nameOf(link.to)}: ${what}`].filter(Boolean).join(", ");
   return html`
     <g class="link ${link.kind}" ...${button(link.id, label, isSelected, onSelect)}>
@@ -107,7 +109,7 @@ function LinkLabel({ link: { label, labelX, labelY } }) {
 }
 
 function Box({ box, isSelected, total, onSelect }) {
-  const { id, kind, title, note, state, x, y, width, height } = box;
+  const { id, kind, title, note, condition, state, x, y, width, height } = box;
   const isFixed = id === REQUEST || id === RESPONSE;
   const radius = kind === "step" ? 9 : Math.min(height / 2, 20);
   const attributes = isFixed ? {} : button(id, null, isSelected, onSelect);
@@ -116,7 +118,8 @@ function Box({ box, isSelected, total, onSelect }) {
       <rect class="box" x=${x} y=${y} width=${width} height=${height} rx=${radius} />
       <text x=${x + width / 2} y=${y + (note ? 20 : height / 2 + 5)}>${title}</text>
       ${note && html`<text class="note" x=${x + width / 2} y=${y + 36}>${note}</text>`}
-      ${box.calls.map((call, index) => html`<${Call} key=${index} call=${call} x=${x + 8} y=${y + 44 + index * CALL_HEIGHT} width=${width - 16} />`)}
+      ${condition && html`<text class="note condition" x=${x + width / 2} y=${y + 52}>${condition}</text>`}
+      ${box.calls.map((call, index) => html`<${Call} key=${index} call=${call} x=${x + 8} y=${y + (condition ? 60 : 44) + index * CALL_HEIGHT} width=${width - 16} />`)}
       ${total && box.ms !== null && html`<${Share} box=${box} share=${box.ms / total} />`}
     </g>
   `;

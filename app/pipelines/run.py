@@ -165,7 +165,7 @@ class Collector(Answer):
         if error is not None:
             reason: str | None = early_exit_of(pipeline, error, self._request_id)
         else:
-            reason = self._reason_of_outputs() if pipeline.rules else None
+            reason = self._reason_of_outputs() if pipeline.may_exit else None
             if reason is None and not self._written and not self._decoupled:
                 raise _not_written(pipeline.outputs[0].tensor.name)
             if self._texts or self._counts:

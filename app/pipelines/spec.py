@@ -12,7 +12,8 @@ from app.config.document import JsonValue, Name, Seconds, Section
 from app.config.mismatch import PipelineMismatch
 from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest
-from app.core.model import ModelConfig, ModelKey, OwnIds, reached, sequence_ids_of
+from app.core.inference import BYTES
+from app.core.model import ModelConfig, ModelKey, OwnIds, TensorSpec, reached, sequence_ids_of
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
 from app.steps.plan import SKIPPED, Plan, Source, StepsLayer
@@ -145,6 +146,8 @@ class OutputSpec(Section):
 
 ParameterType = Literal["integer", "number", "string", "boolean", "strings", "integers", "object", "text_or_tokens"]
 _SEVERAL = frozenset({"strings", "integers", "object"})
+_DATATYPES = {"integer": "INT64", "number": "FP64", "string": BYTES, "boolean": "BOOL"}
+"""By type of a parameter of the request."""
 
 
 class ParameterSpec(Section):
@@ -195,6 +198,10 @@ class ParameterSpec(Section):
     @property
     def is_required(self) -> bool:
         return self.is_settable and not self.optional and self.default is None
+
+    @property
+    def may_be_left_out(self) -> bool:
+        return not self.is_required and self.default is None and self.send is None
 
 
 class StreamSpec(Section):
@@ -375,7 +382,8 @@ class PipelineSpec(Section):
         ruled = [each for rule in self.early_exit for each in (*(rule.missing or ()), *(rule.empty or ()))]
         further = [Source((each,)) for each in (*self.contract, *counted, *ruled) if each]
         declared = None if self.outputs is None else [each.source for each in self.outputs.values()]
-        fields = {name for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
+        sent = {name: each for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
+        fields = [TensorSpec(name, _DATATYPES[each.type], (1,), each.may_be_left_out) for name, each in sent.items()]
         return planned(name, Declaration(self.steps or {}, declared, further, fields), models)
 
     def model_of(self, step: str) -> str:

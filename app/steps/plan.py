@@ -51,7 +51,7 @@ class Source:
 
     def look(self, values: Values) -> Found:
         is_known = True
-        for name in self.names:
+        for name in (self.text, *self.names) if self.is_race and self.text in values else self.names:
             found = values.get(name, PENDING)
             if found == PENDING:
                 if not self.is_race:
@@ -93,7 +93,7 @@ class PlannedStep:
         is_pending = result == PENDING
         for each in self.inputs:
             found = each.source.look(values)
-            if found is None and not each.tensor.optional:
+            if found is None and (not each.tensor.optional or self.spec.each in each.source.names):
                 return False
             is_pending = is_pending or found == PENDING
         return PENDING if is_pending or not done.issuperset(self.after) else True
@@ -111,7 +111,8 @@ class Plan(Extension, eq=False):
 
     name: str
     steps: tuple[PlannedStep, ...]
-    constants: Values
+    defaults: Values
+    """The constants; None for what a request may leave out."""
     outputs: Mapping[str, Source]
     """By name of the pipeline's tensor."""
     races: tuple[Race, ...] = ()
@@ -147,7 +148,7 @@ def _wanted(value: Any) -> Any:
 _TESTS: Mapping[str, Callable[[Array, Any], Any]] = {
     "equals": lambda array, value: array == _wanted(value),
     "in": lambda array, values: np.any([array == _wanted(value) for value in values], axis=0),
-    "below": lambda array, value: array < value,
+    "below": lambda array, value: ~(array >= value),  # also NaN: one of `below` and `at_least` always holds
     "at_least": lambda array, value: array >= value,
 }
 

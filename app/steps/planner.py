@@ -21,11 +21,11 @@ from app.steps.steps_spec import ChosenSource, Condition, SourceSpec, StepSpec, 
 
 @dataclass(slots=True)
 class _Planner:
-    """``fields``: the parameters that conditions may read."""
+    """``fields``: the parameters that conditions may read, by name."""
 
     specs: Mapping[str, StepSpec]
     models: Mapping[str, ModelConfig]
-    fields: Set[str]
+    fields: Mapping[str, TensorSpec]
     given: dict[str, TensorSpec] = field(default_factory=dict)
     """The tensors of the request."""
     constants: Values = field(default_factory=dict)
@@ -90,8 +90,8 @@ class _Planner:
             self.constants[name] = _constant(given.value, wanted)
             return Source((name,))
         each = self.specs[step].each
+        rows = replace(wanted, dims=(-1, *wanted.dims)) if each in names_of(given) else wanted
         for name in names_of(given):
-            rows = replace(wanted, dims=(-1, *wanted.dims)) if name == each else wanted
             found = self.written(name)
             if found is None:
                 self.give(name, rows)
@@ -112,13 +112,10 @@ class _Planner:
                 raise PipelineMismatch((), "can never hold: a part of it is the opposite of another one")
             return
         key, name, value = condition.comparison
-        spec = self.written(name) or self.given.get(name)
+        spec = self.written(name) or self.given.get(name) or self.fields.get(name)
         if spec is None:
-            if name not in self.fields:
-                known = [*self.given, *self.fields]
-                text = f"names '{name}', which is neither a parameter nor a tensor that a step reads"
-                raise PipelineMismatch((), f"{text}{nearest(name, known)}")
-            return
+            text = f"names '{name}', which is neither a parameter nor a tensor that a step reads"
+            raise PipelineMismatch((), f"{text}{nearest(name, [*self.given, *self.fields])}")
         if not spec.is_typed:
             return
         if key == "empty" and -1 not in spec.dims:
@@ -130,6 +127,8 @@ class _Planner:
         for each in value if key == "in" else [value]:
             if isinstance(each, str) is not (spec.datatype == BYTES):
                 raise PipelineMismatch((), f"compares '{name}', which is {spec.datatype}, with {each!r}")
+            if key in ("equals", "in"):
+                _constant(each, replace(spec, dims=(1,)))
 
     # Steps
 
@@ -209,8 +208,8 @@ class _Planner:
         """``but_when``: for other reasons than the step's own condition."""
         place = step_of(name, self.specs)
         if place is None:
-            given = self.given.get(name)
-            return name in self.fields if given is None else given.optional
+            given = self.given.get(name) or self.fields.get(name)
+            return given is not None and given.optional
         spec, config = self.specs[place[0]], self.config(place[0])
         if spec.optional or (spec.when is not None and not but_when) or place[1] in config.names_in("may_omit"):
             return True
@@ -218,7 +217,7 @@ class _Planner:
         needed = [
             Source(names)
             for tensor, given in spec.inputs.items()
-            if tensor not in optional and (names := names_of(given))
+            if (names := names_of(given)) and (tensor not in optional or spec.each in names)
         ]
         return any(map(self.may_miss, needed))
 
@@ -275,7 +274,7 @@ class Declaration:
     outputs: Sequence[Source] | None = None
     further: Sequence[Source] = ()
     """Outputs that are read, for a contract or a count, but not answered."""
-    fields: Set[str] = frozenset()
+    fields: Sequence[TensorSpec] = ()
 
 
 def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig]) -> tuple[ModelConfig, Plan]:
@@ -284,7 +283,7 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
     ``models``: those that steps call, and those below them. Raises PipelineMismatch with the key below the pipeline.
     """
     specs, outputs = declared.steps, declared.outputs
-    planner = _Planner(specs, models, declared.fields)
+    planner = _Planner(specs, models, {each.name: each for each in declared.fields})
     with mismatch_at("steps"):
         before = {each: planner.before(each) for each in specs}
         order = _ordered(before)
@@ -338,7 +337,7 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
     plan = Plan(
         name=name,
         steps=tuple(steps),
-        constants=planner.constants,
+        defaults=dict.fromkeys([*planner.fields, *planner.given]) | planner.constants,
         outputs={each.name: source for each, source in zip(answered, outputs, strict=True)},
         races=tuple(_races(steps, outputs)),
         of_stream={

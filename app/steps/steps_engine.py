@@ -74,16 +74,17 @@ class _Run:
         self._request = replace(request, inputs=(), extensions=(self._kept,))
         self._waiting = [step for step in plan.steps if not step.streams]
         self._done: set[str] = set()
-        self._values: Values = dict(plan.constants)
+        self._values: Values = dict(plan.defaults)
         self._values |= {name: array_of(value) for name, value in request.parameters.items()}
         self._values |= {tensor.name: tensor for tensor in request.inputs}
-        self._given = len(self._values)
         self._tasks: dict[asyncio.Task[Values], PlannedStep] = {}
         self._skipped: list[str] = []
         self._exit: str | None = None
         self._written: set[str] = set()
         """The outputs of a stream that were put."""
         self._put: Put | None = None
+        self._copies = False
+        """Whether the values may lie in memory that another run releases."""
         self._has_slot = False
         """Whether the calls run in the slot of a stream: a wait for another one could last for ever."""
 
@@ -166,9 +167,11 @@ class _Run:
             self._values[name] = outputs.get(each.name)
         for race in self._plan.races:
             winner = next((name for name in race.source.names if self._values.get(name) is not None), None)
-            for name in race.source.names if winner is not None else ():
-                if name != winner:
-                    self._stop(race.rivals[name])
+            if winner is not None and race.source.text not in self._values:
+                self._values[race.source.text] = self._values[winner]
+                for name in race.source.names:
+                    if name != winner:
+                        self._stop(race.rivals[name])
 
     def _stop(self, steps: frozenset[str]) -> None:
         for step in [each for each in self._waiting if each.name in steps]:
@@ -184,7 +187,7 @@ class _Run:
         for name, source in self._plan.outputs.items():
             found = source.look(self._values)
             if isinstance(found, Tensor) and name not in self._written:
-                array = found.array.copy() if self._kept.releases else found.array
+                array = found.array.copy() if self._copies or self._kept.releases else found.array
                 outputs[name] = Tensor(name, found.datatype, array)
         if self._plan.reports_skipped:
             names = [name.encode() for name in self._skipped]
@@ -208,7 +211,8 @@ class _Run:
                 outputs = self._written_by(step, await self.call(step, self.inputs_of(step), deadline))
         except GatewayError as exc:
             self._engine.counted(self._plan.name, step.name, "failed")
-            if not step.spec.optional or self._deadline.has_passed:
+            is_behind = exc.failed_step not in ("", step.name)  # a step that runs for each response of this one
+            if not step.spec.optional or is_behind or self._deadline.has_passed:
                 exc.failed_step = exc.failed_step or step.name
                 raise
             self._skipped.append(step.name)
@@ -302,6 +306,7 @@ class _Run:
         run._values = self._values | dict.fromkeys(others)
         run._waiting = [each for each in self._plan.steps if step.name in each.streams]
         run._done, run._written, run._has_slot = {*self._done, step.name}, self._written, True
+        run._copies = bool(self._kept.releases)
         for name, tensor in outputs.items():
             run._values[f"{step.name}.{name}"] = tensor
         return run

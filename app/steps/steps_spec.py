@@ -92,6 +92,9 @@ class Condition(Section):
                 yield f"has {key} with a value that is not a number"
             if key == "in" and not (isinstance(value, list) and value):
                 yield "has in without a list of values"
+            values = value if key == "in" and isinstance(value, list) else [value]
+            if key in ("equals", "in") and not all(isinstance(each, str | int | float) for each in values):
+                yield f"has {key} with a value that is neither a text, a number nor a boolean"
 
 
 class StepSpec(Section):

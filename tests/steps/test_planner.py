@@ -60,6 +60,13 @@ MISTAKES = [
     ),
     (f"{{{DETECT}, e: {{when: {{equals: [mode, a]}}, exit: none}}}}", "steps.e.when", "neither a parameter nor"),
     (
+        f"{{{DETECT}, e: {{when: {{below: [speed, 1]}}, exit: none}}}}",
+        "steps.e.when",
+        "'speed', which is BYTES, with 1",
+    ),
+    (f"{{{DETECT}, e: {{when: {{empty: speed}}, exit: none}}}}", "steps.e.when", "can never hold: 'speed'"),
+    (f"{{{DETECT}, e: {{when: {{equals: [count, 1.5]}}, exit: none}}}}", "steps.e.when", "not a value of INT64"),
+    (
         "{a: {model: same, inputs: {X: X}}, b: {model: same, inputs: {X: X},"
         " when: {all_of: [{empty: a.Y}, {not: {empty: a.Y}}]}}}",
         "steps.b.when",
@@ -95,7 +102,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("steps", "place", "text"), MISTAKES)
 def test_a_mistake_is_found_at_its_key(steps: str, place: str, text: str) -> None:
     with pytest.raises(PipelineMismatch) as found:
-        compiled(steps)
+        compiled(steps, parameters={"speed": {"type": "string"}, "count": {"type": "integer"}})
     assert text in found.value.text
     assert ".".join(map(str, found.value.location)).startswith(place)
 
@@ -107,6 +114,8 @@ FAULTS = [
     ({"a": {"when": {"any": {"empty": "X"}}, "model": "same"}}, "has any or all, which only"),
     ({"a": {"when": {"below": ["X", "1"]}, "model": "same"}}, "has below with a value that is not a number"),
     ({"a": {"when": {"equals": [1, 2]}, "model": "same"}}, "needs the name of a tensor or a field first"),
+    ({"a": {"when": {"equals": ["X", None]}, "model": "same"}}, "neither a text, a number nor a boolean"),
+    ({"a": {"when": {"any": {"in": ["X", [1, [2, 3]]]}}, "model": "same"}}, "neither a text, a number nor a boolean"),
     ({"a": {"model": "same", "each": "Z", "inputs": {"X": "X"}}}, "has each: Z, which is none of its inputs"),
     (
         {"a": {"model": "same", "inputs": {"X": {"first": ["A", "B"], "value": 1}}}},

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError
-from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse, KeptMemory, Tensor
+from app.core.model import TensorSpec
 from app.steps.plan import Source
 from app.steps.planner import Declaration, planned
 from app.steps.steps_engine import StepsEngine
@@ -37,6 +38,9 @@ MODELS = {
         numpy_model("add", ["a FP32 [-1]", "b FP32 [-1]"], ["Y FP32 [-1]"], lambda a, b: {"Y": a + b}),
         numpy_model("row", ["x FP32 [2]"], ["Y FP32 [1]"], lambda x: {"Y": x.sum(keepdims=True)}, max_batch_size=3),
         numpy_model("scaled", ["x FP32 [2]", "by FP32 [1]"], ["Y FP32 [2]"], lambda x, by: {"Y": x * by}),
+        numpy_model(
+            "hinted", ["x FP32 [-1]", "hint FP32 [1] optional"], ["Y FP32 [-1]"], lambda x, hint=0: {"Y": x + hint}
+        ),
         numpy_model("fails", ["x FP32 [-1]"], ["Y FP32 [-1]"], fails),
         numpy_model("square", ["x FP32 [-1]"], ["Y FP32 [2]"], lambda x: {"Y": x}),
         numpy_model("nothing", ["x FP32 [-1]"], ["Y FP32 [-1]"], lambda x: {}, parameters=(("may_omit", "Y"),)),
@@ -53,7 +57,9 @@ class Steps:
         specs = {name: StepSpec.model_validate(each) for name, each in yaml.safe_load(text).items()}
         sources = [Source((each,) if isinstance(each, str) else each, is_race) for each in outputs]
         configs = {name: each.config for name, each in MODELS.items()}
-        self.config, self.plan = planned("steps", Declaration(specs, sources, fields={"mode"}), configs)
+        self.config, self.plan = planned(
+            "steps", Declaration(specs, sources, fields=[TensorSpec("mode", "BYTES", (1,), optional=True)]), configs
+        )
         self.models = NumpyEngine(MODELS, pause=lambda model: SLOW_S if model == "slow" else 0.0)
         self.slots = FreeSlots()
         self.outcomes: list[tuple[str, str]] = []
@@ -147,6 +153,29 @@ async def test_a_step_runs_only_if_its_condition_holds(condition: str, given: li
     assert ("b", "skipped") in steps.outcomes or holds
 
 
+@pytest.mark.parametrize("condition", ["equals: [mode, fast]", "not: {equals: [mode, fast]}"])
+async def test_a_condition_on_a_parameter_that_was_not_sent_does_not_hold(condition: str) -> None:
+    steps = Steps(
+        f"{{a: {{model: double, inputs: {{x: X}}}}, b: {{model: double, when: {{{condition}}}, inputs: {{x: X}}}},"
+        " c: {model: double, inputs: {x: {first: [b.Y, a.Y]}}, after: [b]}}",
+        ["c.Y"],
+    )
+    assert await steps.answer(X=[1]) == ({"c.Y": [4]}, None)
+    assert ("b", "skipped") in steps.outcomes
+
+
+@pytest.mark.parametrize("number", [-1, 0, 1, np.nan])
+async def test_of_below_and_at_least_exactly_one_holds(number: float) -> None:
+    steps = Steps(
+        "{a: {model: double, inputs: {x: X}}, n: {model: scaled, inputs: {x: P, by: N}},"
+        " small: {model: double, when: {below: [N, 0]}, inputs: {x: X}},"
+        " large: {model: double, when: {at_least: [N, 0]}, inputs: {x: X}}}",
+        ["small.Y", "large.Y", "n.Y"],
+    )
+    outputs, _ = await steps.answer(X=[1], P=[1, 2], N=[number])
+    assert outputs.keys() - {"n.Y"} == {"large.Y" if number >= 0 else "small.Y"}
+
+
 async def test_the_first_that_was_written_is_taken() -> None:
     text = (
         "{small: {model: double, when: {any: {below: [X, 0]}}, inputs: {x: X}},"
@@ -164,6 +193,17 @@ async def test_of_a_race_the_others_are_cancelled() -> None:
     )
     assert await steps.answer(X=[3]) == ({"a.Y or b.Y": [6]}, None)
     assert steps.models.cancelled == ["slow"]
+
+
+async def test_a_race_is_won_by_the_first_in_time_also_if_the_others_are_needed_elsewhere() -> None:
+    steps = Steps(
+        "{a: {model: slow, inputs: {x: X}}, b: {model: double, inputs: {x: X}}, c: {model: double, inputs: {x: a.Y}},"
+        " d: {model: add, inputs: {a: {race: [a.Y, b.Y]}, b: c.Y}}}",
+        [("a.Y", "b.Y"), "d.Y"],
+        is_race=True,
+    )
+    steps.models.pause = lambda model: 0.05 if model == "slow" else 0
+    assert await steps.answer(X=[3]) == ({"a.Y or b.Y": [6], "d.Y": [12]}, None)
 
 
 async def test_a_race_goes_on_while_one_may_come() -> None:
@@ -205,6 +245,27 @@ async def test_without_rows_nothing_is_called() -> None:
     steps = Steps("{a: {model: row, each: P, inputs: {x: P}}, b: {model: fails, each: a.Y, inputs: {x: a.Y}}}", ["b.Y"])
     assert await steps.answer(P=np.empty((0, 2))) == ({"b.Y": []}, None)
     assert steps.calls == []
+
+
+@pytest.mark.parametrize("has_output", [True, False])
+async def test_each_of_several_sources_takes_the_rows_of_that_which_was_written(has_output: bool) -> None:
+    steps = Steps(
+        "{a: {model: scaled, when: {at_least: [F, 0]}, each: P, inputs: {x: P, by: F}},"
+        " b: {model: row, each: a.Y, inputs: {x: {first: [a.Y, Q]}}}}",
+        ["b.Y"],
+    )
+    outputs, _ = await steps.answer(F=[1 if has_output else -1], P=[[1, 2]], Q=[[3, 4], [5, 6]])
+    assert outputs == {"b.Y": [[3]] if has_output else [[7], [11]]}
+
+
+async def test_a_step_without_the_rows_of_each_is_skipped_also_if_its_model_does_not_need_them() -> None:
+    steps = Steps(
+        "{a: {model: row, when: {empty: X}, each: P, inputs: {x: P}},"
+        " b: {model: hinted, each: a.Y, inputs: {x: X, hint: a.Y}}, c: {model: double, inputs: {x: X}}}",
+        ["b.Y", "c.Y"],
+    )
+    assert next(each.optional for each in steps.config.outputs if each.name == "b.Y")
+    assert await steps.answer(X=[1], P=[[1, 2]]) == ({"c.Y": [2]}, None)
 
 
 async def test_a_model_without_batches_is_called_for_each_row_and_other_inputs_are_repeated() -> None:
@@ -279,6 +340,34 @@ async def test_a_guard_ends_a_stream_before_it_begins() -> None:
     steps = Steps(STREAM + ", guard: {when: {any: {below: [head.Y, 0]}}, exit: refused}}", ["stream.Y"])
     assert await steps.events(X=[-1]) == [({}, "refused")]
     assert steps.calls == ["double"]
+
+
+async def test_a_failure_behind_an_optional_stream_is_not_that_of_the_stream() -> None:
+    steps = Steps(
+        "{stream: {model: stream, inputs: {x: X}, optional: true}, behind: {model: fails, inputs: {x: stream.Y}}}",
+        ["behind.Y"],
+    )
+    with pytest.raises(ModelError) as failed:
+        await steps.events(X=[2])
+    assert failed.value.failed_step == "behind"
+
+
+async def test_an_event_does_not_change_when_the_memory_of_its_tensors_is_used_again() -> None:
+    """The outputs of `head` stay in the engine's memory, from which `behind` reads them, until the request ends."""
+    steps = Steps(STREAM + "}", ["head.Y", "behind.Y"])
+    infer = steps.models.infer
+
+    async def infer_and_keep(request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        response = await infer(request, deadline)
+        if request.model == "double":
+            kept = next(each for each in request.extensions if isinstance(each, KeptMemory))
+            kept.releases.append(lambda: response.outputs["Y"].array.fill(-1))
+        return response
+
+    steps.models.infer = infer_and_keep  # type: ignore[method-assign]
+    async with aclosing(steps.engine.infer_stream(steps.request(X=[1]), Deadline.after(5))) as responses:
+        arrived = [response async for response in responses]
+    assert values_of(arrived[0])["head.Y"] == [2]
 
 
 async def test_only_one_of_two_streams_runs_and_a_step_behind_both_reads_it() -> None:

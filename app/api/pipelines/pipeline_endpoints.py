@@ -369,7 +369,7 @@ def file_field_of(pipeline: Pipeline) -> InputField:
 def values_of(pipeline: Pipeline, ending: Ending) -> Mapping[str, Any]:
     """The values of a whole answer."""
     values = ending.outputs[0]
-    return {**values, "early_exit": ending.shown_exit} if pipeline.rules else values
+    return {**values, "early_exit": ending.shown_exit} if pipeline.may_exit else values
 
 
 async def body_of_values(values: Mapping[str, Any]) -> bytes:

@@ -112,8 +112,9 @@ class Declarations:
         return [entry.pipeline for entry in entries if entry.pipeline is not None]
 
     def canaries(self) -> Mapping[str, Canary]:
-        """Pipelines whose samples the gateway does not run have no canary."""
-        found = (self._canary_of(pipeline) for pipeline in self._pipelines if pipeline.spec.runs_sample)
+        """Pipelines whose samples the gateway does not run, or that are not one model, have no canary."""
+        single = (each for each in self._pipelines if each.spec.runs_sample and each.spec.steps is None)
+        found = (self._canary_of(pipeline) for pipeline in single)
         return {canary.request.model: canary for canary in found if canary is not None}
 
     def _canary_of(self, pipeline: Pipeline) -> Canary | None:

@@ -259,6 +259,12 @@ async def declarations_of(folder: Path, pipelines: str) -> Declarations:
     return Declarations(catalog)
 
 
+async def test_a_pipeline_with_steps_is_no_canary_because_triton_has_no_such_model(tmp_path: Path) -> None:
+    steps = "p: {steps: {a: {model: step, inputs: {X: X}}}, sample: {X: [1]}}"
+    declarations = await declarations_of(tmp_path, f"{{{steps}, q: {{model: step, sample: {{X: [1]}}}}}}")
+    assert [*declarations.canaries()] == ["step"]
+
+
 @pytest.mark.parametrize(
     ("other", "deadline_s"),
     [

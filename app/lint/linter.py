@@ -139,9 +139,9 @@ def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Ite
         for code, location, text in _misfits_of(name, spec, models, unreadable, file.path.parent):
             complaint = file.complaint(("pipelines", name, *location), text)
             yield Finding(code, complaint, spec.model or None, pipeline=name)
-        if spec.model in models and is_auto_completed(models[spec.model]):
+        for model in {model for model, _ in spec.called if model in models and is_auto_completed(models[model])}:
             text = "relies on auto-completion: its fields are not checked (to check them, use --triton)"
-            yield Finding("unknown-edge", f"pipeline '{name}' {text}", spec.model, pipeline=name)
+            yield Finding("unknown-edge", f"pipeline '{name}' {text}", model, pipeline=name)
     listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
     for index, model in enumerate(listed):
         if model not in models and model not in unreadable:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from app.coalescing.rows import Coalescing, refusals_of
-from app.config.document import JsonValue, Name, Seconds, Section
+from app.config.document import JsonValue, Location, Name, Seconds, Section
 from app.config.mismatch import PipelineMismatch
 from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest
@@ -380,11 +380,15 @@ class PipelineSpec(Section):
         usage = None if self.openai is None else self.openai.usage
         counted = () if usage is None else (usage.prompt_tokens, usage.completion_tokens)
         ruled = [each for rule in self.early_exit for each in (*(rule.missing or ()), *(rule.empty or ()))]
-        further = [Source((each,)) for each in (*self.contract, *counted, *ruled) if each]
+        places: dict[Source, Location] = {Source((each,)): ("openai", "usage") for each in counted if each}
+        places |= {Source((each,)): ("early_exit",) for each in ruled}
+        places |= {Source((each,)): ("contract", each) for each in self.contract}
+        further = list(places)
+        places |= {each.source: ("outputs", output) for output, each in (self.outputs or {}).items()}
         declared = None if self.outputs is None else [each.source for each in self.outputs.values()]
         sent = {name: each for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
-        fields = [TensorSpec(name, _DATATYPES[each.type], (1,), each.may_be_left_out) for name, each in sent.items()]
-        return planned(name, Declaration(self.steps or {}, declared, further, fields), models)
+        fields = [TensorSpec(each, _DATATYPES[of.type], (1,), of.may_be_left_out) for each, of in sent.items()]
+        return planned(name, Declaration(self.steps or {}, declared, further, fields, places), models)
 
     def model_of(self, step: str) -> str:
         """The model that a step calls; without steps that of the pipeline."""

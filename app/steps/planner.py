@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from app.codecs.kinds import agree, shape_text
+from app.config.document import Location
 from app.config.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Tensor, bytes_array
 from app.core.model import ModelConfig, Step, TensorSpec, capacity_of, reached, takes_traceparent
@@ -228,8 +229,12 @@ def _ordered(before: Mapping[str, Set[str]]) -> list[str]:
     while left:
         ready = [name for name in left if not left[name] & left.keys()]
         if not ready:
-            circle = " and ".join(f"'{name}'" for name in sorted(left))
-            raise PipelineMismatch((), f"have a circle: of {circle} each waits for another one", "cycle")
+            name, path = next(iter(left)), list[str]()
+            while name not in path:
+                path.append(name)
+                name = min(left[name] & left.keys())
+            circle = " waits for ".join(f"'{each}'" for each in [*path[path.index(name) :], name])
+            raise PipelineMismatch((name,), f"is in a circle: {circle}", "cycle")
         order += ready
         for name in ready:
             del left[name]
@@ -275,6 +280,8 @@ class Declaration:
     further: Sequence[Source] = ()
     """Outputs that are read, for a contract or a count, but not answered."""
     fields: Sequence[TensorSpec] = ()
+    places: Mapping[Source, Location] = field(default_factory=dict)
+    """The keys below the pipeline that name these outputs."""
 
 
 def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig]) -> tuple[ModelConfig, Plan]:
@@ -305,11 +312,11 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
                 with mismatch_at(each, "when"):
                     planner.check_condition(condition)
     answered = []
-    with mismatch_at("outputs"):
-        for source in outputs:
+    for source in outputs:
+        with mismatch_at(*declared.places.get(source, ())):
             specs_of = [planner.written(each) for each in source.names]
             if None in specs_of:
-                raise PipelineMismatch((), f"name '{source.text}', which is not an output of a step")
+                raise PipelineMismatch((), f"names '{source.text}', which is not an output of a step")
             first, *others = [each for each in specs_of if each is not None]
             for other in others:
                 planner.check_fit(other, first)

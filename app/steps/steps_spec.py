@@ -10,7 +10,7 @@ from app.config.document import JsonValue, Seconds, Section
 
 StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 Reason = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Several = Annotated[list[str], Field(min_length=2, max_length=16)]
+Several = Annotated[list[Annotated[str, Field(pattern="^[^=]")]], Field(min_length=2, max_length=16)]
 
 
 def _with_tensor(values: list[JsonValue]) -> list[JsonValue]:
@@ -36,7 +36,8 @@ class ChosenSource(Section):
             yield "needs exactly one of first, race and value"
 
 
-SourceSpec = str | ChosenSource
+SourceSpec = Annotated[str, Field(pattern="^[^=]")] | ChosenSource
+"""No name starts with ``=``: constants have these names."""
 
 
 def names_of(source: SourceSpec) -> tuple[str, ...]:
@@ -81,7 +82,7 @@ class Condition(Section):
         yield from chain.from_iterable(each.names() for each in self.parts)
 
     def faults(self) -> Iterator[str]:
-        if len(self.model_fields_set) != 1:
+        if len(self.model_fields_set) != 1 or not (self.comparison or self.parts):
             yield "needs exactly one key, such as empty, equals or any_of"
         over = self.any or self.all
         if over is not None and (over.comparison is None or over.comparison[0] in ("empty", "not_empty")):

@@ -45,7 +45,11 @@ MISTAKES = [
     ),
     (f"{{{DETECT}, a: {{model: same, inputs: {{X: detect.BOXES}}}}}}", "steps.a.inputs.X", "the shape [-1,4]"),
     (f"{{{DETECT}, {READ}, a: {{model: same, inputs: {{X: read.LABELS}}}}}}", "steps.a.inputs.X", "is BYTES, and"),
-    ("{a: {model: same, inputs: {X: b.Y}}, b: {model: same, inputs: {X: a.Y}}}", "steps", "a circle: of 'a' and 'b'"),
+    (
+        "{a: {model: same, inputs: {X: b.Y}}, b: {model: same, inputs: {X: a.Y}}}",
+        "steps.a",
+        "a circle: 'a' waits for 'b' waits for 'a'",
+    ),
     ("{a: {model: same, inputs: {X: X}, after: [c]}}", "steps.a.after", "'c' is not a step"),
     (
         f"{{{DETECT}, e: {{when: {{empty: detect.QUALITY}}, exit: none}}}}",
@@ -88,8 +92,8 @@ MISTAKES = [
     (
         "{a: {model: tokens, inputs: {TEXT: T}}, b: {model: same, inputs: {X: X}, after: [a]},"
         " c: {model: words, inputs: {TOKEN: a.TOKEN}, when: {any: {below: [b.Y, 1]}}}}",
-        "steps",
-        "have a circle",
+        "steps.a",
+        "a circle: 'a' waits for 'b' waits for 'a'",
     ),
     (
         f"{{{DETECT}, e: {{when: {{empty: detect.BOXES}}, exit: none}}, a: {{model: same, inputs: {{X: e.Y}}}}}}",
@@ -107,10 +111,36 @@ def test_a_mistake_is_found_at_its_key(steps: str, place: str, text: str) -> Non
     assert ".".join(map(str, found.value.location)).startswith(place)
 
 
+OUTPUTS = [
+    ({"tensor": "e.Y"}, "names 'e', which ends"),
+    ({"tensor": "X"}, "names 'X', which is not an output of a step"),
+    ({"first": ["a.Y", "b.LABEL"]}, "is BYTES, and 'a.Y' is FP32"),
+    ({"race": ["a.Y", "a.Z"]}, "'Z' is not a tensor of the model"),
+]
+
+
+@pytest.mark.parametrize(("output", "text"), OUTPUTS)
+def test_a_mistake_of_an_output_is_found_at_its_key(output: dict[str, Any], text: str) -> None:
+    steps = "{a: {model: same, inputs: {X: X}}, b: {model: label, inputs: {X: X}}, e: {when: {empty: a.Y}, exit: none}}"
+    with pytest.raises(PipelineMismatch) as found:
+        compiled(steps, outputs={"right": {"tensor": "a.Y"}, "wrong": output})
+    assert text in found.value.text
+    assert found.value.location[:2] == ("outputs", "wrong")
+
+
+def test_a_circle_does_not_name_the_steps_behind_it() -> None:
+    with pytest.raises(PipelineMismatch) as found:
+        compiled("{c: {model: same, inputs: {X: a.Y}}, a: {model: same, inputs: {X: a.Y}}}")
+    assert (found.value.location, found.value.text) == (("steps", "a"), "is in a circle: 'a' waits for 'a'")
+
+
 FAULTS = [
     ({"a": {"model": "same", "exit": "done"}}, "needs exactly one of model and exit"),
     ({"a": {"exit": "done"}}, "has exit, which needs `when`"),
     ({"a": {"when": {}, "model": "same"}}, "needs exactly one key"),
+    ({"a": {"when": {"below": None}, "model": "same"}}, "needs exactly one key"),
+    ({"a": {"inputs": {"X": "=b.X"}, "model": "same"}}, "pattern"),
+    ({"a": {"inputs": {"X": ""}, "model": "same"}}, "pattern"),
     ({"a": {"when": {"any": {"empty": "X"}}, "model": "same"}}, "has any or all, which only"),
     ({"a": {"when": {"below": ["X", "1"]}, "model": "same"}}, "has below with a value that is not a number"),
     ({"a": {"when": {"equals": [1, 2]}, "model": "same"}}, "needs the name of a tensor or a field first"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import coalescing, entered, sessions, streams, under_load, workers
+from benchmarks import coalescing, entered, sessions, steps, streams, under_load, workers
 from benchmarks.attacks import bodies, connections, stalls
 from benchmarks.figure import Figure
 from benchmarks.micro import run as micro
@@ -34,6 +34,7 @@ BENCHMARKS = {
     "coalescing": Benchmark(coalescing.run, 5),
     "sessions": Benchmark(sessions.run, 7),
     "workers": Benchmark(workers.run, 10),
+    "steps": Benchmark(steps.run, 5),
     "entered": Benchmark(entered.run, 5),
     "bodies": Benchmark(bodies.run, 3),
     "connections": Benchmark(connections.run, 1),

@@ -286,7 +286,7 @@ async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
 
 @pytest.mark.parametrize(
     ("model", "first_output_s", "engine_errors"),
-    [("chain", 300.0, ["A", "B", "C"]), ("step", 300.0, []), ("unrelated", 0.0, [])],
+    [("chain", 300.0, ["A", "B", "C"]), ("step", 300.0, []), ("unrelated", 0.0, ["D"])],
 )
 async def test_a_model_has_the_longest_first_output_time_and_the_engine_errors_of_its_pipelines(
     tmp_path: Path, model: str, first_output_s: float, engine_errors: list[str]
@@ -294,7 +294,8 @@ async def test_a_model_has_the_longest_first_output_time_and_the_engine_errors_o
     """A pipeline over an ensemble declares the messages of the ensemble, and not those of its steps."""
     pipelines = (
         "{long: {model: chain, stream: {first_output_s: 300}, engine_errors: [A, B]}, "
-        "two: {model: chain, engine_errors: [C]}, short: {model: step, stream: true}}"
+        "two: {model: chain, engine_errors: [C]}, short: {model: step, stream: true}, "
+        "steps: {steps: {a: {model: unrelated, inputs: {X: X}}}, engine_errors: [D]}}"
     )
     declared = (await declarations_of(tmp_path, pipelines)).of(model)
     assert (declared.first_output_s, declared.engine_errors) == (first_output_s, engine_errors)

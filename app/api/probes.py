@@ -106,8 +106,7 @@ class Probes:
             workers=UNSET if processes is None else processes.states,
         )
         if self.triton_is_stuck is not None and (states := catalog.engine.states()):
-            specs = {name: entry.spec for name, entry in catalog.entries.items()}
-            absences = {name: catalog.engine.absences(spec.model, spec.version) for name, spec in specs.items()}
+            absences = {name: catalog.absences(entry.spec) for name, entry in catalog.entries.items()}
             readiness.tritons, readiness.missing_at = states, {name: each for name, each in absences.items() if each}
         return JsonResponse(readiness, 200 if is_ready else 503)
 

@@ -236,6 +236,10 @@ class Catalog:
         pipelines = (entry.pipeline for entry in self.entries.values() if entry.spec.model == model)
         return next((each.layers for each in pipelines if each is not None and each.layers), ())
 
+    def absences(self, spec: PipelineSpec) -> dict[str, str]:
+        """Where a model of the pipeline is not called, and why not, by the Triton's address."""
+        return {address: why for key in spec.called for address, why in self.engine.absences(*key).items()}
+
     @property
     def is_compiled(self) -> bool:
         """Whether the model of every required pipeline was seen."""

@@ -209,7 +209,7 @@ class CatalogEndpoints:
         return JsonResponse(self._with_flags(name, described))
 
     def _named(self, name: str) -> dict[str, Any]:
-        entry, engine = self._catalog.entry(name), self._catalog.engine
+        entry = self._catalog.entry(name)
         return {
             "name": name,
             "description": entry.spec.description,
@@ -219,7 +219,7 @@ class CatalogEndpoints:
             "decoupled": entry.pipeline.config.decoupled if entry.pipeline else UNSET,
             "streams": entry.spec.stream is not None and entry.spec.takes_requests,
             "url": f"/v1/pipelines/{name}",
-            "missing_at": engine.absences(entry.spec.model, entry.spec.version) or UNSET,
+            "missing_at": self._catalog.absences(entry.spec) or UNSET,
         }
 
     def _with_flags(self, name: str, described: Struct) -> dict[str, Any]:

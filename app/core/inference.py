@@ -216,7 +216,7 @@ class KeptMemory(Extension, eq=False):
     releases: list[Callable[[], None]] = field(default_factory=list)
 
     def release(self) -> None:
-        """Gives the memory back. Call this after the last call, without remaining references to the outputs."""
+        """Gives the memory back. Call this after the last call that reads the outputs. Nothing may read them later."""
         while self.releases:
             self.releases.pop()()
 

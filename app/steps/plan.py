@@ -3,7 +3,7 @@
 Steps work on one item: the dimensions of their tensors have no batch dimension, whether their models have one or not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -119,6 +119,8 @@ class Plan(Extension, eq=False):
     of_stream: Mapping[str, frozenset[str]] = {}
     """Decoupled step -> the names of the tensors that come anew with each of its responses."""
     reports_skipped: bool = False
+    read_by: Mapping[str, Set[str]] = {}
+    """Step -> itself and the steps that wait for it. Without those whose outputs are answered."""
 
     @property
     def unread(self) -> list[str]:

@@ -352,6 +352,10 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
             for stream in decoupled
         },
         reports_skipped=has_optional,
+        read_by={
+            name: {name, *(each for each in specs if name in before[each])}
+            for name in specs.keys() - {each.partition(".")[0] for source in outputs for each in source.names}
+        },
     )
     return config, plan
 

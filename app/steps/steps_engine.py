@@ -70,8 +70,9 @@ class _Run:
 
     def __init__(self, engine: StepsEngine, plan: Plan, request: InferenceRequest, deadline: Deadline) -> None:
         self._engine, self._plan, self._deadline = engine, plan, deadline
-        self._kept = KeptMemory()
-        self._request = replace(request, inputs=(), extensions=(self._kept,))
+        self._kept: dict[str, KeptMemory] = {}
+        """The memory of a step's outputs."""
+        self._request = replace(request, inputs=(), extensions=())
         self._waiting = [step for step in plan.steps if not step.streams]
         self._done: set[str] = set()
         self._values: Values = dict(plan.defaults)
@@ -84,7 +85,7 @@ class _Run:
         """The outputs of a stream that were put."""
         self._put: Put | None = None
         self._copies = False
-        """Whether the values may lie in memory that another run releases."""
+        """Whether the values may lie in memory that is given back."""
         self._has_slot = False
         """Whether the calls run in the slot of a stream: a wait for another one could last for ever."""
 
@@ -108,7 +109,8 @@ class _Run:
 
     def _release(self) -> None:
         self._values.clear()  # the memory must have no references
-        self._kept.release()
+        for kept in self._kept.values():
+            kept.release()
 
     # Order
 
@@ -172,6 +174,11 @@ class _Run:
                 for name in race.source.names:
                     if name != winner:
                         self._stop(race.rivals[name])
+        for name, kept in self._kept.items():
+            if kept.releases:
+                self._copies = True
+                if name in self._plan.read_by and self._plan.read_by[name] <= self._done:
+                    kept.release()
 
     def _stop(self, steps: frozenset[str]) -> None:
         for step in [each for each in self._waiting if each.name in steps]:
@@ -187,7 +194,7 @@ class _Run:
         for name, source in self._plan.outputs.items():
             found = source.look(self._values)
             if isinstance(found, Tensor) and name not in self._written:
-                array = found.array.copy() if self._copies or self._kept.releases else found.array
+                array = found.array.copy() if self._copies else found.array
                 outputs[name] = Tensor(name, found.datatype, array)
         if self._plan.reports_skipped:
             names = [name.encode() for name in self._skipped]
@@ -247,6 +254,7 @@ class _Run:
             idempotent=self._request.idempotent or step.spec.idempotent,
             takes_traceparent=step.takes_traceparent,
             ends_by_hook=False,
+            extensions=(self._kept.setdefault(step.name, KeptMemory()),),
         )
 
     def found(self, step: PlannedStep) -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
@@ -306,7 +314,7 @@ class _Run:
         run._values = self._values | dict.fromkeys(others)
         run._waiting = [each for each in self._plan.steps if step.name in each.streams]
         run._done, run._written, run._has_slot = {*self._done, step.name}, self._written, True
-        run._copies = bool(self._kept.releases)
+        run._copies = self._copies
         for name, tensor in outputs.items():
             run._values[f"{step.name}.{name}"] = tensor
         return run

@@ -101,6 +101,32 @@ async def test_a_chain_gives_each_output_to_the_next_step() -> None:
     assert steps.calls == ["double", "double"]
 
 
+class KeepingEngine(NumpyEngine):
+    """Notes when a call starts, and when the memory of its outputs is given back."""
+
+    events: list[str]
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        number = len(self.requests)
+        self.events.append(f"call {number}")
+        (kept,) = (each for each in request.extensions if isinstance(each, KeptMemory))
+        kept.releases.append(lambda: self.events.append(f"release {number}"))
+        return await super().infer(request, deadline)
+
+
+async def test_memory_of_outputs_is_given_back_when_nothing_reads_them_any_more() -> None:
+    steps = Steps(
+        "{a: {model: double, inputs: {x: X}}, b: {model: double, inputs: {x: a.Y}},"
+        " c: {model: double, inputs: {x: b.Y}}, d: {model: add, inputs: {a: b.Y, b: c.Y}}}",
+        ["d.Y", "c.Y"],
+    )
+    steps.models = steps.engine.engine = keeping = KeepingEngine(MODELS)
+    keeping.events = []
+    assert await steps.answer(X=[1]) == ({"d.Y": [12], "c.Y": [8]}, None)
+    order = ["call 0", "call 1", "release 0", "call 2", "call 3", "release 1", "release 2", "release 3"]
+    assert keeping.events == order
+
+
 async def test_steps_that_do_not_need_each_other_run_beside_each_other() -> None:
     steps = Steps(
         "{a: {model: double, inputs: {x: X}}, b: {model: double, inputs: {x: X}},"

@@ -166,12 +166,13 @@ class Collector(Answer):
             reason: str | None = early_exit_of(pipeline, error, self._request_id)
         else:
             reason = self._reason_of_outputs() if pipeline.may_exit else None
-            if reason is None and not self._written and not self._decoupled:
-                raise _not_written(pipeline.outputs[0].tensor.name)
+            needed = next((each for each in pipeline.outputs if not each.tensor.optional), None)
+            if reason is None and needed is not None and not self._written and not self._decoupled:
+                raise _not_written(needed.tensor.name)
             if self._texts or self._counts:
                 rests = self._rests()
         outputs: Sequence[Values] = ()
-        if rests or (reason is not None and not self._written):
+        if rests or (not self._written and (reason is not None or not self._decoupled)):
             outputs = [{**pipeline.empty_values, **(rests or {})}]
         if self._is_whole and self._decoupled:
             for values in outputs:

@@ -196,7 +196,7 @@ class _Run:
             if isinstance(found, Tensor) and name not in self._written:
                 array = found.array.copy() if self._copies else found.array
                 outputs[name] = Tensor(name, found.datatype, array)
-        if self._plan.reports_skipped:
+        if self._plan.reports_skipped and (self._put is None or self._skipped or outputs):
             names = [name.encode() for name in self._skipped]
             outputs[SKIPPED] = Tensor(SKIPPED, BYTES, bytes_array(names, (len(names),)))
         return outputs

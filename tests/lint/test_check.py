@@ -424,3 +424,5 @@ def test_a_pipeline_over_an_auto_completed_model_is_not_checked(repository: Repo
     assert found[1].text == (
         "pipeline 'llm' relies on auto-completion: its fields are not checked (to check them, use --triton)"
     )
+    found = findings(repository, "pipelines: {p: {steps: {a: {model: llm, inputs: {X: X}}}}}\n")
+    assert (codes(found), found[1].model) == (["no-health-check", "unknown-edge"], "llm")

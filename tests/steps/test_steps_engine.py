@@ -368,6 +368,15 @@ async def test_a_guard_ends_a_stream_before_it_begins() -> None:
     assert steps.calls == ["double"]
 
 
+async def test_each_event_names_its_own_skipped_steps_and_there_is_none_without_content() -> None:
+    steps = Steps(
+        "{stream: {model: stream, inputs: {x: X}}, behind: {model: fails, inputs: {x: stream.Y}, optional: true}}",
+        ["stream.Y"],
+    )
+    event = {"stream.Y": [0], "skipped": [b"behind"]}
+    assert await steps.events(X=[2]) == [(event, None), (event | {"stream.Y": [1]}, None), ({}, None)]
+
+
 async def test_a_failure_behind_an_optional_stream_is_not_that_of_the_stream() -> None:
     steps = Steps(
         "{stream: {model: stream, inputs: {x: X}, optional: true}, behind: {model: fails, inputs: {x: stream.Y}}}",

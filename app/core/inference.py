@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -219,6 +219,43 @@ class KeptMemory(Extension, eq=False):
         """Gives the memory back. Call this after the last call that reads the outputs. Nothing may read them later."""
         while self.releases:
             self.releases.pop()()
+
+
+StepOutcome = Literal["ok", "skipped", "failed", "cancelled", "exit"]
+
+
+class StepTime(Struct):
+    """``started``: of its first run; ``ended``: of its last one, on the clock of ``time.perf_counter``."""
+
+    outcome: StepOutcome
+    started: float
+    ended: float
+    seconds: float
+    """Of all runs: a step behind a stream runs for each response."""
+
+
+class StepTimes(Extension, eq=False):
+    """The steps of a request that ran or were skipped, by name. ``calls``: those of models."""
+
+    steps: dict[str, StepTime] = field(default_factory=dict)
+    calls: int = 0
+
+    def add(self, step: str, outcome: StepOutcome, seconds: float = 0.0) -> None:
+        now, known = time.perf_counter(), self.steps.get(step)
+        if known is None:
+            self.steps[step] = StepTime(outcome, now - seconds, now, seconds)
+        elif outcome != "skipped":
+            known.outcome, known.ended, known.seconds = outcome, now, known.seconds + seconds
+
+    def __str__(self) -> str:
+        """The slowest step, as a further part of Server-Timing."""
+        name = max(self.steps, key=lambda each: self.steps[each].seconds, default="")
+        return name and f", step;desc={name};dur={self.steps[name].seconds * 1e3:.2f}"
+
+
+def step_of_call(request_id: str) -> str:
+    """The step in the id of its call, ``<id of the request>.<step>.<number>``; empty in other ids."""
+    return request_id.partition(".")[2].rpartition(".")[0]
 
 
 class InferenceRequest(Struct, frozen=True, eq=False):

@@ -83,6 +83,7 @@ class Metrics:
     open_websockets: Gauge = _of("Open WebSockets", _PIPELINE)
     ended_websockets: Counter = _of("WebSockets that ended, by reason", ("pipeline", "reason"), "websockets")
     request_parts: Counter = _of("Calls for requests with more items than their model takes at a time", _PIPELINE)
+    steps: Counter = _of("Steps of pipelines that the gateway runs, by outcome", ("pipeline", "step", "outcome"))
     early_exits: Counter = _of("Requests that ended in an early exit", ("pipeline", "reason"))
     rejected: Counter = _of("Requests rejected under load, by error code", ("reason",))
     contract_violations: Counter = _of("Outputs that broke their contract", ("pipeline", "tensor"))

@@ -4,12 +4,13 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from msgspec import Struct, field
 
 from app.core.answer import Tokens
 from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
-from app.core.inference import SentAs, TraceContext, new_request_id
+from app.core.inference import SentAs, StepTimes, TraceContext, new_request_id
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
 
@@ -60,6 +61,8 @@ class RequestRecord(Struct, eq=False):
     """When the request's stream ended, on the clock of ``started``."""
     sent_as: SentAs | None = None
     """Set if the request had no call to Triton of its own."""
+    steps: StepTimes | Literal[""] = ""
+    """Set if the gateway runs the steps of the pipeline."""
     queue_s: float = 0.0
     total_s: float = 0.0
     """Time from the start to the end; 0 before."""
@@ -98,7 +101,9 @@ class RequestRecord(Struct, eq=False):
         duration_s, queue_s = time.perf_counter() - self.started, self.queue_s
         triton_s = self.triton_s or (self.started + duration_s - self.triton_at if self.triton_at else 0.0)
         own_s = max(duration_s - queue_s - triton_s, 0.0)
-        timing = f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
+        timing = (
+            f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}{self.steps}"
+        )
         if self.on_end is None:
             return timing
         read_s = self.triton_at - self.started - queue_s if self.triton_at else own_s

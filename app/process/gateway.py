@@ -5,6 +5,7 @@ API keys and models that need the operator's attention.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -229,8 +230,8 @@ def _steps_of(engine: InferenceServer, admission: Admission, catalog: Catalog, m
         in_flight = catalog.oip_models.in_flight.get(step.config.name)
         return admission.claim_of_step(step.config.name, step.capacity, in_flight).enter_again(deadline)
 
-    counted = metrics.counter("steps", "Steps of pipelines, by outcome", "pipeline", "step", "outcome")
-    return StepsEngine(engine, enter, lambda *labels: counted.labels(*labels).inc())
+    series = functools.cache(metrics.steps.labels)  # the labels are those of gateway.yaml
+    return StepsEngine(engine, enter, lambda *labels: series(*labels).inc())
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServer) -> Catalog:

@@ -17,6 +17,7 @@ from app.core.inference import (
     Extension,
     InferenceRequest,
     Parameter,
+    StepTimes,
     Tensor,
     bytes_array,
 )
@@ -133,7 +134,7 @@ class StepsLayer(PipelineLayer):
     plan: Plan
 
     def extended(self, request: InferenceRequest) -> InferenceRequest:
-        return request.extended(self.plan)
+        return request.extended(self.plan).extended(StepTimes())
 
 
 def array_of(value: Parameter) -> Tensor:

@@ -6,6 +6,7 @@ A :class:`StepsEngine` stands around the engine that calls the models. Whatever 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +24,10 @@ from app.core.inference import (
     InferenceResponse,
     KeptMemory,
     RequestedOutput,
+    StepOutcome,
+    StepTimes,
     Tensor,
     bytes_array,
-    new_request_id,
 )
 from app.core.model import TensorSpec
 from app.steps.plan import PENDING, SKIPPED, Plan, PlannedStep, Values, array_of
@@ -41,7 +43,7 @@ class StepSlot(Protocol):
 EnterStep = Callable[[PlannedStep, Deadline], Awaitable[StepSlot]]
 """Waits for a slot of a step's model. Raises TooManyRequests or DeadlineExceeded."""
 Counted = Callable[[str, str, str], None]
-"""Is called with the pipeline, the step, and ``ok``, ``skipped``, ``failed`` or ``exit``."""
+"""Is called with the pipeline, the step, and ``ok``, ``skipped``, ``failed``, ``cancelled`` or ``exit``."""
 
 
 class StepsEngine(Engine):
@@ -73,6 +75,7 @@ class _Run:
         self._kept: dict[str, KeptMemory] = {}
         """The memory of a step's outputs."""
         self._request = replace(request, inputs=(), extensions=())
+        self._times = next((each for each in request.extensions if isinstance(each, StepTimes)), None) or StepTimes()
         self._waiting = [step for step in plan.steps if not step.streams]
         self._done: set[str] = set()
         self._values: Values = dict(plan.defaults)
@@ -150,13 +153,13 @@ class _Run:
                     continue
                 self._waiting.remove(step)
                 if not verdict:
-                    self._engine.counted(self._plan.name, step.name, "skipped")
+                    self._note(step, "skipped")
                     self._take(step, {})
                     is_new = True
                 elif step.spec.exit is None:
                     ready.append(step)
                 else:
-                    self._engine.counted(self._plan.name, step.name, "exit")
+                    self._note(step, "exit")
                     self._exit = step.spec.exit
                     return []
         return ready
@@ -205,7 +208,8 @@ class _Run:
 
     async def _called(self, step: PlannedStep) -> Values:
         """The outputs of a step. Raises GatewayError, unless the step is optional."""
-        deadline, timeout_s = self._deadline, step.spec.timeout_s
+        deadline, timeout_s, began = self._deadline, step.spec.timeout_s, perf_counter()
+        outcome: StepOutcome = "failed"
         if timeout_s is not None:
             deadline = Deadline(min(deadline.expires_at, Deadline.after(timeout_s).expires_at))
         try:
@@ -216,16 +220,24 @@ class _Run:
                 outputs = await _Items(self, step, deadline).run()
             else:
                 outputs = self._written_by(step, await self.call(step, self.inputs_of(step), deadline))
+            outcome = "ok"
+            return outputs
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
         except GatewayError as exc:
-            self._engine.counted(self._plan.name, step.name, "failed")
             is_behind = exc.failed_step not in ("", step.name)  # a step that runs for each response of this one
             if not step.spec.optional or is_behind or self._deadline.has_passed:
                 exc.failed_step = exc.failed_step or step.name
                 raise
             self._skipped.append(step.name)
             return {}
-        self._engine.counted(self._plan.name, step.name, "ok")
-        return outputs
+        finally:
+            self._note(step, outcome, perf_counter() - began)
+
+    def _note(self, step: PlannedStep, outcome: StepOutcome, seconds: float = 0.0) -> None:
+        self._engine.counted(self._plan.name, step.name, outcome)
+        self._times.add(step.name, outcome, seconds)
 
     async def call(self, step: PlannedStep, inputs: Mapping[str, Array], deadline: Deadline) -> InferenceResponse:
         """One call of a step's model, in a slot of its own."""
@@ -244,13 +256,14 @@ class _Run:
     def _request_of(self, step: PlannedStep, inputs: Mapping[str, Array]) -> InferenceRequest:
         assert step.config is not None
         specs = {each.tensor.name: each.tensor for each in step.inputs}
+        self._times.calls += 1
         return replace(
             self._request,
             model=step.config.name,
             version=step.spec.version,
             inputs=tuple([Tensor(name, specs[name].datatype, array) for name, array in inputs.items()]),
             outputs=tuple([RequestedOutput(each.name) for each in step.outputs]),
-            request_id=new_request_id(),
+            request_id=f"{self._request.request_id}.{step.name}.{self._times.calls}",
             idempotent=self._request.idempotent or step.spec.idempotent,
             takes_traceparent=step.takes_traceparent,
             ends_by_hook=False,
@@ -309,7 +322,7 @@ class _Run:
     def _behind(self, step: PlannedStep, outputs: Values) -> "_Run":
         """The run of what is behind one response. What other streams write is not part of it."""
         run = _Run(self._engine, self._plan, self._request, self._deadline)
-        run._skipped, self._skipped = self._skipped, []
+        run._skipped, self._skipped, run._times = self._skipped, [], self._times
         others = {name for stream, names in self._plan.of_stream.items() if stream != step.name for name in names}
         run._values = self._values | dict.fromkeys(others)
         run._waiting = [each for each in self._plan.steps if step.name in each.streams]

@@ -131,7 +131,7 @@ def test_the_wheel_carries_the_files(tmp_path: Path, pytestconfig: pytest.Config
 
 LIMIT_BYTES = 80_000
 IMPORTED = re.compile(r'(?:from |import\()"\./([^"]+)"|"/console/([^"]+)"')
-OPENED = {"operation.js", "load.js", "waterfall.js", "chat.js", "speak.js"}
+OPENED = {"operation.js", "details.js", "load.js", "waterfall.js", "chat.js", "speak.js"}
 SETTINGS = {"settings"}
 """An address of the API, which is no file."""
 

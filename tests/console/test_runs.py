@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from app.api.explain.explanations import Explained, spans_in
 from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError, Outcome
-from app.core.inference import SentAs
+from app.core.inference import SentAs, StepTime, StepTimes
 from app.observability.record import RequestRecord
 from tests.console.test_page import path_of
 from tests.toolkit.collector import Export
@@ -313,3 +313,34 @@ def test_a_shared_call_is_explained(others: int, text: str) -> None:
     assert found["shared_with"] == others
     assert any(text in note for note in found["notes"])
     assert not any("one call" in note for note in explained(None)["notes"])
+
+
+OF_STEPS = {
+    "steps": [step(name, "", model=model) for name, model in (("find", "detect"), ("read", "ocr"), ("more", "ocr"))],
+    "edges": [edge("find", "read"), edge("find", "more")],
+    "exits": [{"step": "read", "reason": "no_text", "name": "none"}, {"step": "find", "reason": "no", "name": "no"}],
+}
+
+
+def test_steps_of_the_gateway_have_its_own_times_and_the_runs_of_their_calls() -> None:
+    times = {
+        "find": StepTime("ok", 100.006, 100.016, 0.010),
+        "no": StepTime("skipped", 100.016, 100.016, 0.0),
+        "more": StepTime("skipped", 100.016, 100.016, 0.0),
+        "read": StepTime("failed", 100.016, 100.036, 0.020),
+    }
+    spans = Export(TRACE, f"{TRITON_ID}.read.2", STARTED_NS)
+    spans.run("ocr", spans.call(17, 35, 34), 18, 34, 19, 20, 32, 33)
+    found = explained(spans, replace(OK, steps=StepTimes(steps=times, calls=2)), OF_STEPS)
+    assert [(each["name"], each["kind"], each["state"]) for each in found["spans"]] == [
+        ("find", "step", "ok"),
+        ("read", "step", "failed"),
+        ("ocr", "run", "unknown"),
+    ]
+    assert [(each["start_ms"], each["duration_ms"]) for each in found["spans"]] == [(6, 10), (16, 20), (18, 16)]
+    assert (found["spans"][2]["parent"], found["spans"][2]["compute_ms"]) == (found["spans"][1]["id"], 12)
+    assert (found["steps_skipped"], found["steps_not_run"]) == (["more"], [])
+    assert found["notes"] == ["Some of Triton's spans have not arrived yet."], "those of `find`"
+    without = explained(None, replace(OK, steps=StepTimes(steps={"find": times["find"]}, calls=1)), OF_STEPS)
+    assert [each["name"] for each in without["spans"]] == ["find"]
+    assert without["steps_not_run"] == ["read", "more"]

@@ -24,7 +24,7 @@ MODELS = (
     *("text_generate", "text_tokenize", "tokens_generate", "text_detokenize"),
     "scripted",
 )
-PIPELINES = ("ocr", "insights", "insights_bls", "write", "scripted")
+PIPELINES = ("ocr", "ocr_steps", "insights", "insights_bls", "write", "scripted")
 INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}
 WRITE = {"prompt": "The sea", "max_tokens": 3}
 TRIES, WAIT_S = 6, 10.0
@@ -207,6 +207,36 @@ def test_the_steps_of_a_chain_follow_each_other(client: httpx.Client) -> None:
         "text_detect": "ok",
         "text_gate": "early_exit",
     }
+
+
+def test_each_step_of_the_gateway_has_a_span_and_its_time(client: httpx.Client, collector: Collector) -> None:
+    images = {name: (ROOT / "samples" / f"{name}.png").read_bytes() for name in ("sign", "blank")}
+
+    def send(caller: Caller) -> None:
+        files = {"image": images["sign"]}
+        client.post("/v1/pipelines/ocr_steps", files=files, headers=caller.headers).raise_for_status()
+
+    caller, spans = complete_trace(collector, send, "text_detect", "text_recognize")
+    calls = tree(spans, caller.span_id)["POST /v1/pipelines/{name}"]
+    assert set(calls) == {"ModelInfer text_detect", "ModelInfer text_recognize"}
+    steps = [named(spans, name).attributes["triton_gateway.step"] for name in calls]
+    assert dict(zip(calls, steps, strict=True)) == {
+        "ModelInfer text_detect": "detect",
+        "ModelInfer text_recognize": "read",
+    }
+    assert calls["ModelInfer text_detect"] == {"InferRequest": {"text_detect": STEP}}
+
+    found = run(client, "ocr_steps", {"files": {"image": images["sign"]}})
+    check_sums(found)
+    assert states(found) == {
+        "detect": ("step", "ok"),
+        "read": ("step", "ok"),
+        "text_detect": ("run", "unknown"),
+        "text_recognize": ("run", "unknown"),
+    }
+    found = run(client, "ocr_steps", {"files": {"image": images["blank"]}})
+    assert states(found)["no_text"] == ("step", "early_exit")
+    assert (found["early_exit"], found["steps_not_run"]) == ("no_text", ["read"])
 
 
 def test_steps_that_run_together_and_models_that_a_script_calls_have_one_parent(client: httpx.Client) -> None:

@@ -10,7 +10,16 @@ import pytest
 import yaml
 
 from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError
-from app.core.inference import Array, Deadline, InferenceRequest, InferenceResponse, KeptMemory, Tensor
+from app.core.inference import (
+    Array,
+    Deadline,
+    InferenceRequest,
+    InferenceResponse,
+    KeptMemory,
+    StepTimes,
+    Tensor,
+    step_of_call,
+)
 from app.core.model import TensorSpec
 from app.steps.plan import Source
 from app.steps.planner import Declaration, planned
@@ -460,3 +469,45 @@ async def test_callers_beside_each_other_get_their_own_answers() -> None:
         expected = ({"b.Y": [3 * number]}, None) if number % 2 else ({}, "negative")
         assert (values_of(answer), answer.early_exit) == expected
     assert steps.models.running == steps.slots.taken == 0
+
+
+SEEN = """
+a: {model: double, inputs: {x: X}}
+b: {model: row, each: P, inputs: {x: P}}
+c: {model: double, when: {empty: a.Y}, inputs: {x: X}}
+d: {model: fails, inputs: {x: a.Y}, optional: true}
+late: {model: slow, inputs: {x: a.Y}}
+e: {when: {not_empty: b.Y}, exit: enough}
+"""
+
+
+async def test_the_times_have_each_step_with_its_outcome_and_calls_have_its_name() -> None:
+    steps, times = Steps(SEEN, ["a.Y", "late.Y"]), StepTimes()
+    await steps.engine.infer(steps.request(X=[1], P=np.ones((7, 2))).extended(times), Deadline.after(5))
+    assert {name: each.outcome for name, each in times.steps.items()} == {
+        "a": "ok",
+        "b": "ok",
+        "c": "skipped",
+        "d": "failed",
+        "e": "exit",
+        "late": "cancelled",
+    }
+    assert all(each.ended - each.started == pytest.approx(each.seconds) for each in times.steps.values())
+    named = sorted(step_of_call(each.request_id) for each in steps.models.requests)
+    assert named == ["a", "b", "b", "b", "d", "late"]
+    assert len({each.request_id for each in steps.models.requests}) == times.calls == len(named)
+    slowest = max(times.steps, key=lambda name: times.steps[name].seconds)
+    assert str(times).startswith(f", step;desc={slowest};dur=")
+
+
+async def test_a_step_behind_a_stream_has_the_time_of_all_its_runs() -> None:
+    steps = Steps("{a: {model: stream, inputs: {x: X}}, b: {model: double, inputs: {x: a.Y}}}", ["b.Y"])
+    request = steps.request(X=[3]).extended(times := StepTimes())
+    async with aclosing(steps.engine.infer_stream(request, Deadline.after(5))) as responses:
+        assert len([each async for each in responses]) == 4
+    assert (times.calls, len({each.request_id for each in steps.models.requests})) == (4, 4)
+    assert times.steps["b"].seconds < times.steps["b"].ended - times.steps["b"].started
+
+
+def test_ids_of_other_calls_name_no_step() -> None:
+    assert step_of_call("0123456789abcdef") == ""

@@ -22,7 +22,7 @@ from app.api.exchange import Exchange, JsonResponse
 from app.api.openapi import TIMEOUT_HEADER, Operation, header, in_path, json_answer
 from app.api.probes import forward_spans
 from app.core.errors import InvalidJson, Outcome, UnknownRequest
-from app.core.inference import sampled
+from app.core.inference import StepOutcome, sampled
 from app.core.json import TEXT
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
@@ -134,6 +134,16 @@ def spans_in(body: bytes | memoryview) -> list[TritonSpan]:
     return [span for each in export.resource_spans for scope in each.scope_spans for span in scope.spans]
 
 
+class ExplainedStep(Struct):
+    """A step that the gateway ran or skipped, from the start of its first run to the end of its last one."""
+
+    name: str
+    outcome: StepOutcome
+    start_ms: float
+    end_ms: float
+    total_ms: Annotated[_Ms, Meta(description="Of all runs: a step behind a stream runs for each response")]
+
+
 class Explanation(Struct):
     """Times are milliseconds since the gateway received the request."""
 
@@ -142,11 +152,12 @@ class Explanation(Struct):
     outcome: Annotated[Outcome | None, Meta(description="null while the request runs")] = None
     early_exit: str | None = None
     error: str | None = None
-    failed_model: Annotated[str | None, Meta(description="The model that the error names")] = None
+    failed_model: Annotated[str | None, Meta(description="The model or the step that the error names")] = None
     status: int | None = None
     total_ms: _Ms | None = None
     shared_with: Annotated[int, Meta(ge=0, description="Other requests in the same call to Triton")] = 0
     gateway: Annotated[dict[str, _Ms], Meta(description="Phases in order: read, queue, triton, respond")] = {}
+    steps: Annotated[list[ExplainedStep], Meta(description="Those that the gateway runs itself")] = []
     spans: list[ExplainedSpan] = []
     dropped: Annotated[int, Meta(ge=0, description="Spans over the limit")] = 0
     is_complete: Annotated[bool, Meta(description="If false, ask again: Triton's spans arrive later")] = False
@@ -182,18 +193,23 @@ class Explained(Struct, eq=False):
         answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms()
         answer.dropped = self.dropped
         answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
+        if record.steps:
+            for name, each in record.steps.steps.items():
+                seconds = each.started - record.started, each.ended - record.started, each.seconds
+                answer.steps.append(ExplainedStep(name, each.outcome, *(round(each_s * 1e3, 3) for each_s in seconds)))
         if not record.triton_at:
             answer.is_complete = True
             return answer
         # The spans of its calls, and all below them: a script may give its calls other ids.
-        found = {span.id for span in spans if span.request_id == record.triton_request_id}
+        found = {span.id for span in spans if span.request_id.partition(".")[0] == record.triton_request_id}
         above = {self.spans[each].parent for each in found}
         found |= {span.id for span in spans if span.name == CALL and span.id in above}
         while below := {span.id for span in spans if span.parent in found} - found:
             found |= below
         answer.spans = [span for span in spans if span.id in found]
-        has_call = any(span.name == CALL for span in answer.spans)
-        answer.is_complete = has_call and all(span.name == CALL or span.parent in self.spans for span in answer.spans)
+        calls = sum(span.name == CALL for span in answer.spans)
+        has_calls = calls >= (record.steps.calls if record.steps else 1)
+        answer.is_complete = has_calls and all(span.name == CALL or span.parent in self.spans for span in answer.spans)
         return answer
 
 

@@ -93,7 +93,7 @@ function stepBox(step, time) {
   };
 }
 
-const STATE_TEXT = { failed: "failed", early_exit: "early exit", "not run": "not run" };
+const STATE_TEXT = { failed: "failed", early_exit: "early exit", cancelled: "cancelled", skipped: "skipped", "not run": "not run" };
 
 function noteOf({ backend, decoupled }, time) {
   if (!time) return [backend, decoupled ? "decoupled" : ""].filter(Boolean).join(" · ");

@@ -22,13 +22,14 @@ export async function explanationOf(requestId) {
 export function stepsOf(explain) {
   const runs = Map.groupBy(explain.spans.filter((span) => span.kind === "step"), (span) => span.name);
   const steps = [...runs].map(([name, spans]) => [name, { ...totals(spans), calls: callsOf(explain, spans) }]);
-  const others = explain.steps_not_run.map((name) => [name, { ms: null, count: 0, state: "not run", calls: [] }]);
-  return new Map([...steps, ...others]);
+  const others = (names, state) => names.map((name) => [name, { ms: null, count: 0, state, calls: [] }]);
+  return new Map([...steps, ...others(explain.steps_not_run, "not run"), ...others(explain.steps_skipped, "skipped")]);
 }
 
 /** Returns `{ model, ms, count, state }` of each model that the script called. */
 function callsOf({ spans }, parents) {
   const ids = new Set(parents.map((span) => span.id));
+  for (const span of spans) if (span.kind === "run" && ids.has(span.parent)) ids.add(span.id);
   const calls = spans.filter((span) => span.kind === "bls" && ids.has(span.parent));
   return [...Map.groupBy(calls, (span) => span.model)].map(([model, each]) => ({ model, ...totals(each) }));
 }
@@ -87,7 +88,7 @@ export function factsOf(row) {
   const { model, version, runs } = row;
   const start = Math.min(...runs.map((span) => span.start_ms));
   const end = Math.max(...runs.map((span) => span.start_ms + span.duration_ms));
-  const facts = [["model", version ? `${model}, version ${version}` : model], ["start", msText(start)], ["end", msText(end)]];
+  const facts = [...(model ? [["model", version ? `${model}, version ${version}` : model]] : []), ["start", msText(start)], ["end", msText(end)]];
   if (!row.parts.length) return facts;
   const waiting = Math.max(0, row.ms - sum(row.parts.map((part) => part.ms)));
   const timed = ["queue", "compute_input", "compute", "compute_output"].map((name) => [PART_NAMES[name], sum(runs.map((span) => span[`${name}_ms`]))]);
@@ -106,7 +107,7 @@ export function sharesOf(explain) {
   const total = totalOf(explain);
   const called = phases.get("triton") ?? 0;
   const queued = phases.get("queue") ?? 0;
-  const inside = coverOf(spansOf(explain));
+  const inside = coverOf(spansOf(explain).filter((span) => !span.isOwn));
   const spent = sum(Object.values(inside));
   return [
     { kind: "gateway", ms: Math.max(0, total - called - queued) },

@@ -1,11 +1,12 @@
 /** Draws a pipeline from request to response: its steps, tensors and early exits, and the times of a traced request. */
 
-import { GraphDetails } from "./details.js";
 import { CALL_HEIGHT, drawingOf, REQUEST, RESPONSE } from "./drawing.js";
 import { totalOf } from "./explain.js";
 import { placed } from "./layout.js";
+import { lazy } from "./lazy.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 
+const GraphDetails = lazy(async () => (await import("./details.js")).GraphDetails);
 const SMALLEST_SCALE = { horizontal: 0.78, vertical: 0.96 }; // on a phone a step is 44 pixels high
 const LABELLED_SCALE = 0.88;
 const NARROW = 620;

@@ -1,5 +1,5 @@
 /**
- * The runs of models in an explained request, from Triton's spans. Times are in milliseconds since the gateway received the
+ * The runs of models in an explained request, from Triton's spans, and the steps that the gateway ran itself. Times are in milliseconds since the gateway received the
  * request.
  *
  * Triton's tree of spans may be deep, so no function here recurses. A run is one run of a model: `span`, `above` (the run that it
@@ -25,16 +25,17 @@ const NOT_CALLED = "The request ended before the gateway called Triton.";
 const NO_SPANS = "Triton has sent no spans yet. If none come, send the request again: Triton may lose them, or does not trace.";
 
 /**
- * Returns the answer of `GET /v1/requests/{id}/explain` with `gateway` and `spans` as the waterfall shows them, `steps_not_run`, and
- * `notes`: sentences about what the trace cannot tell. `graph`: as in the description of the pipeline.
+ * Returns the answer of `GET /v1/requests/{id}/explain` with `gateway` and `spans` as the waterfall shows them, `steps_not_run`,
+ * `steps_skipped`, and `notes`: sentences about what the trace cannot tell. `graph`: as in the description of the pipeline.
  */
 export function explained(answer, graph) {
   const gateway = phasesOf(answer.gateway);
-  const found = { ...answer, gateway, spans: [], steps_not_run: [], notes: [] };
+  const found = { ...answer, gateway, spans: [], steps_not_run: [], steps_skipped: [], notes: [] };
   const phase = gateway.find(({ name }) => name === "triton");
   if (answer.outcome === null) return { ...found, notes: [RUNNING] };
   if (!phase) return { ...found, notes: [NOT_CALLED] };
   const calls = callsOf(answer.spans, graph);
+  if (answer.steps.length) return { ...found, ...runsOfSteps(calls, answer, graph) };
   if (!calls.length) return { ...found, notes: [...notesOfSharing(answer), NO_SPANS] };
   const { span, runs } = calls.at(-1);
   const window = { start: phase.start_ms, end: phase.start_ms + phase.duration_ms };
@@ -56,6 +57,38 @@ export function explained(answer, graph) {
       ...(answer.dropped ? [`${answer.dropped} spans over the limit are not shown.`] : []),
       ...(["timeout", "cancelled"].includes(answer.outcome) ? ["The gateway ended the request; Triton may have continued."] : []),
       ...notesOfSteps(runs, graph),
+    ],
+  };
+}
+
+const STATES = { ok: "ok", failed: "failed", cancelled: "cancelled", exit: "early_exit" };
+
+/** Of a pipeline whose steps the gateway runs: its own time of each step, and below it the runs in the calls of the step. */
+function runsOfSteps(calls, { steps, is_complete: isComplete, dropped }, graph) {
+  const exits = new Set(graph.exits.map((exit) => exit.name));
+  const models = new Map(graph.steps.map((step) => [step.name, step.model]));
+  const ran = steps.filter((step) => step.outcome !== "skipped");
+  const own = ran.map(({ name, outcome, start_ms, total_ms }) => ({
+    ...{ id: `step ${name}`, parent: null, name, kind: "step", model: models.get(name) ?? "", version: "", isOwn: true },
+    ...{ start_ms, duration_ms: total_ms, state: STATES[outcome], queue_ms: null, compute_input_ms: null, compute_ms: null, compute_output_ms: null },
+  }));
+  const below = calls.flatMap(({ span, runs }) => {
+    const name = runs[0].span.request_id.split(".")[1];
+    const step = ran.find((each) => each.name === name);
+    if (!step) return [];
+    const window = { start: step.start_ms, end: step.end_ms };
+    const shown = shownRuns(runs, window, shiftOf(span ?? runs[0].span, window), new Map());
+    return shown.map(({ run }) => (run.parent ? run : { ...run, parent: `step ${name}`, ...(run.kind === "step" && { kind: "run", name: run.model }) }));
+  });
+  const seen = new Set([...steps, ...below.filter((run) => run.kind === "step")].map((each) => each.name));
+  return {
+    spans: [...own, ...below],
+    steps_not_run: graph.steps.map((step) => step.name).filter((name) => !seen.has(name)),
+    steps_skipped: steps.filter(({ name, outcome }) => outcome === "skipped" && !exits.has(name)).map((step) => step.name),
+    notes: [
+      ...(calls.length ? [] : [NO_SPANS]),
+      ...(calls.length && !isComplete ? ["Some of Triton's spans have not arrived yet."] : []),
+      ...(dropped ? [`${dropped} spans over the limit are not shown.`] : []),
     ],
   };
 }

@@ -15,8 +15,8 @@ const SHARE_NAMES = {
   other: "rest of Triton",
 };
 const PHASE_NAMES = { read: "read request", queue: "gateway's queue", triton: "call Triton", respond: "write answer" };
-const KIND_NAMES = { step: "", bls: "call", ensemble: "ensemble" };
-const STATE_NAMES = { failed: "failed", early_exit: "early exit" };
+const KIND_NAMES = { step: "", run: "model", bls: "call", ensemble: "ensemble" };
+const STATE_NAMES = { failed: "failed", early_exit: "early exit", cancelled: "cancelled" };
 
 /**
  * Fetches and shows the explanation of a request. `graph`: of its pipeline. `explain`: the explanation if it is known;
@@ -45,6 +45,7 @@ export function Waterfall({ explain }) {
         <${Axis} ticks=${ticks} total=${total} />
         ${explain.gateway.map((phase) => html`<${Phase} key=${phase.name} phase=${phase} total=${total} sharedWith=${explain.shared_with} />`)}
         ${rowsOf(explain).map((row) => html`<${Span} key=${row.id} row=${row} total=${total} />`)}
+        ${explain.steps_skipped.map((name) => html`<p key=${name} class="time-line not-run"><b>${name}</b> skipped</p>`)}
         ${explain.steps_not_run.map((name) => html`<p key=${name} class="time-line not-run"><b>${name}</b> not run</p>`)}
       </div>
       ${!explain.is_complete && html`<p class="small">Some of Triton's spans are missing.</p>`}

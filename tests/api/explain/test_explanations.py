@@ -1,6 +1,7 @@
 """``X-Explain``: who may ask, what the gateway then sends, the receiver of Triton's spans, and what is kept of them."""
 
 import asyncio
+import re
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,10 +12,13 @@ from app.api.explain import explanations as module
 from app.api.explain.explanations import Explained, Explanations, TritonSpan, spans_in
 from app.core.errors import InvalidJson, ModelError, Outcome
 from app.observability.record import RequestRecord
-from tests.api.conftest import FINAL, PNG, scripted, scripted_fixture, word
+from app.steps.steps_engine import StepsEngine
+from tests.api.conftest import FINAL, PNG, READ, READER, scripted, scripted_fixture, word
 from tests.toolkit.collector import Export, collecting
-from tests.toolkit.gateway import Served
+from tests.toolkit.engine import FakeEngine
+from tests.toolkit.gateway import Served, served
 from tests.toolkit.keys import bearer, entry
+from tests.toolkit.numpy_models import FreeSlots
 
 EXPLAIN, JSON = {"X-Explain": "1"}, {"Content-Type": "application/json"}
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16
@@ -339,3 +343,37 @@ def test_texts_are_bounded() -> None:
     spans.spans[1]["events"].append({"name": "OTHER", "timeUnixNano": "1"})
     run = spans_in(spans.body())[1].since(0)
     assert (len(run.request_id), len(run.name), list(run.moments)) == (256, 256, ["QUEUE_START"])
+
+
+STEPS = """
+pipelines:
+  read:
+    inputs: {image: {tensor: IMAGE, kind: image}}
+    parameters: {mode: {type: string, default: once}}
+    steps:
+      first: {model: reader, inputs: {IMAGE: IMAGE}}
+      again: {model: reader, when: {equals: [mode, twice]}, inputs: {IMAGE: IMAGE, NOTE: first.TEXT}}
+    outputs: {text: {tensor: first.TEXT, kind: text}, more: {tensor: again.TEXT, kind: text}}
+    warmup: false
+"""
+
+
+async def test_steps_of_the_gateway_have_their_times_also_without_spans_of_triton() -> None:
+    async with served(FakeEngine.of(READER, answers=[0.02, READ]), STEPS, explains=True) as api:
+        api.gateway.inference.engine = StepsEngine(api.engine, FreeSlots().enter)
+        answer = await run(api)
+        assert answer.status_code == 200, answer.text
+        slowest = re.search(r"step;desc=first;dur=([0-9.]+)", answer.headers["server-timing"])
+        assert slowest is not None
+        assert float(slowest[1]) >= 20
+        found = (await explanation(api, answer)).json()
+        assert [(each["name"], each["outcome"]) for each in found["steps"]] == [("again", "skipped"), ("first", "ok")]
+        first = found["steps"][1]
+        assert 0 < first["start_ms"] <= first["end_ms"] <= found["total_ms"]
+        assert first["total_ms"] >= 20
+        assert not found["is_complete"], "Triton may still send spans"
+        taken = await api.admin.post("/v1/traces", content=TestTheReceiver.export(api).body(), headers=JSON)
+        assert taken.status_code == 200
+        found = (await explanation(api, answer)).json()
+        assert found["is_complete"]
+        assert [span["request_id"].split(".")[1:] for span in found["spans"] if span["model"]] == [["first", "1"]]

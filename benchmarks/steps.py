@@ -121,8 +121,8 @@ GOALS = (
     ),
 )
 NOTE = (
-    "Each kind has a gateway of its own before the same Triton. The Python models of a chain pass on what they get, "
-    "a raw body of 16 bytes to 16 MiB, and the answer is one number. A crop has 12 KiB; `each` makes calls of 16."
+    "Each kind has a gateway of its own, with 1 GiB of shared memory, before the same Triton. The Python models of a "
+    "chain pass on what they get, a raw body, and the answer is one number. Crops have 12 KiB, in calls of 16."
 )
 SETTINGS = {
     "max_body_bytes": str(32 * MIB),

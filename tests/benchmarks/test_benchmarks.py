@@ -20,7 +20,8 @@ import yaml
 from tritonclient.grpc import service_pb2 as pb
 from websockets.asyncio.server import ServerConnection, serve
 
-from benchmarks import contents
+from app.cli import main
+from benchmarks import contents, steps
 from benchmarks.compare import Found, Sample
 from benchmarks.load.__main__ import Worker
 from benchmarks.load.http import HttpClient
@@ -152,6 +153,13 @@ async def test_two_workers_with_an_instant_engine_answer(tmp_path: Path) -> None
     async with gateway("instant", None, tmp_path, workers="2") as peer:
         report = await peer.load.perform(Unary((ASK_OF_A_WORKER,) * 2, seconds=0.1))
     assert report.count
+
+
+@pytest.mark.parametrize("kind", steps.PEERS)
+def test_the_models_and_pipelines_of_steps_pass_the_check(tmp_path: Path, kind: str) -> None:
+    models = steps.repository(tmp_path / "models")
+    (tmp_path / "gateway.yaml").write_text(steps.pipelines(kind))
+    assert main(["check", str(models), "--config", str(tmp_path / "gateway.yaml")]) == 0
 
 
 GATEWAY, PLAIN, GRPC = servers.gateway_asks(), servers.plain_asks(), servers.grpc_asks()

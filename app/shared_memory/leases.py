@@ -46,6 +46,7 @@ class BodyLocation(NamedTuple):
 
     region: Region
     offset: int
+    is_output: bool = False
 
 
 class Bodies:
@@ -66,7 +67,7 @@ class Bodies:
 
     def take(self, size: int, tensor_at: int) -> memoryview | None:
         start = ALIGNMENT + -tensor_at % ALIGNMENT
-        held = sum(place.region.size for _, place in self._bodies.values())
+        held = sum(place.region.size for _, place in self._bodies.values() if not place.is_output)
         region = self._pool.take(start + size, self._limit - held) if size >= LARGE_BYTES else None
         if region is None:
             return None
@@ -85,7 +86,7 @@ class Bodies:
 
     def keep(self, region: Region, outputs: Mapping[int, tuple[int, int]], kept: KeptMemory) -> None:
         """Treats the outputs of a call like bodies. ``outputs``: address -> size and offset in the region."""
-        self._bodies |= {each: (size, BodyLocation(region, offset)) for each, (size, offset) in outputs.items()}
+        self._bodies |= {each: (size, BodyLocation(region, offset, True)) for each, (size, offset) in outputs.items()}
 
         def release() -> None:
             for address in outputs:

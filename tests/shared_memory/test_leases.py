@@ -261,6 +261,13 @@ class TestLimitsOfBodies:
         await stage.infer(numbers(1, MIB // 4))
         assert stage.observed.ways == ["shared_memory"] * 5
 
+    async def test_kept_outputs_leave_the_half_of_bodies(self, stage: Stage) -> None:
+        await asyncio.gather(*(stage.infer(numbers(1, MIB // 4)) for _ in range(4)))
+        await stage.infer(numbers(1), model="fixed", kept=KeptMemory())
+        assert stage.observed.bytes == (3 * MIB, MIB, 0)
+        bodies = [stage.shared_memory.bodies.take(ROOM, ELEMENT) for _ in range(3)]
+        assert [body is None for body in bodies] == [False, False, True]
+
 
 class TestQuarantineOfBodies:
     async def test_a_body_in_use_by_triton_is_not_overwritten(self, stage: Stage, seen: list[bytes]) -> None:

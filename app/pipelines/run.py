@@ -415,8 +415,13 @@ def _refusal_of(
     if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
         return None
     step = called if pipeline.spec.steps else error.failed_step or called
-    into = (edge for edge in pipeline.graph.edges if edge.target.step is not None and edge.target.step.model == step)
-    read = {edge.source.tensor.name for edge in into if edge.source.step is None}
+    own_name = error.failed_step if pipeline.spec.steps else ""
+    read = {
+        edge.source.tensor.name
+        for edge in pipeline.graph.edges
+        if edge.source.step is None and edge.target.step is not None and edge.target.step.model == step
+        if own_name in ("", edge.target.step.name)
+    }
     fields = [f"'{field.name}'" for field in pipeline.inputs if field.tensor.name in read]
     reads = f" It reads {' and '.join(fields)}." if fields else ""
     return errors.InvalidInput(f"{named_model(step, pipeline.graph)} refused the input.{reads}", hint=_HINT)

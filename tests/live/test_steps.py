@@ -76,7 +76,7 @@ OUTPUTS = {
     "more": {"tensor": "second.NUMBERS"},
 }
 PIPELINES = {
-    "chain": {"inputs": SCRIPTS, "steps": STEPS, "outputs": OUTPUTS},
+    "chain": {"inputs": SCRIPTS, "steps": STEPS, "outputs": OUTPUTS, "rejects_input": ["scripted"]},
     "tolerant": {
         "inputs": SCRIPTS,
         "steps": STEPS | {"second": STEPS["second"] | {"optional": True, "timeout_s": 1}},
@@ -91,7 +91,10 @@ def scripts(**given: Any) -> dict[str, str]:
     return {"first": json.dumps(given.get("first", {})), "second": json.dumps(given.get("second", {}))}
 
 
+REFUSED = {"error": {"code": "INVALID_ARG", "message": "not this one"}}
 FAULTS = [
+    ({"first": REFUSED}, 422, "invalid_input", "Model 'scripted' refused the input. It reads 'first'."),
+    ({"second": REFUSED}, 422, "invalid_input", "Model 'scripted' refused the input. It reads 'second'."),
     ({"second": {"raise": "no luck"}}, 502, "model_error", "Step 'second': "),
     ({"second": {"sleep_s": 30}}, 504, "deadline_exceeded", "Step 'second': "),
     ({"first": {"numbers": [1, 2, 3, 4], "shape": [2, 2]}}, 502, "contract_violation", "Step 'first': "),

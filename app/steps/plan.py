@@ -104,7 +104,7 @@ class PlannedStep:
 class Race:
     source: Source
     rivals: Mapping[str, frozenset[str]]
-    """Name of a tensor -> the steps that only this race needs, and that end if another one wins."""
+    """Name of a tensor -> the steps that nothing needs any more if it wins."""
 
 
 class Plan(Extension, eq=False):

@@ -346,7 +346,7 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
         steps=tuple(steps),
         defaults=dict.fromkeys([*planner.fields, *planner.given]) | planner.constants,
         outputs={each.name: source for each, source in zip(answered, outputs, strict=True)},
-        races=tuple(_races(steps, outputs)),
+        races=tuple(_races(steps, outputs, before)),
         of_stream={
             stream: frozenset(_names_of(steps, {stream, *(s for s in specs if stream in streams[s])}))
             for stream in decoupled
@@ -374,14 +374,22 @@ def _names_of(steps: Iterable[PlannedStep], wanted: Set[str]) -> Iterator[str]:
     return (f"{step.name}.{each.name}" for step in steps if step.name in wanted for each in step.outputs)
 
 
-def _races(steps: Sequence[PlannedStep], outputs: Sequence[Source]) -> Iterator[Race]:
+def _races(steps: Sequence[PlannedStep], outputs: Sequence[Source], before: Mapping[str, Set[str]]) -> Iterator[Race]:
     sources = [*(each.source for step in steps for each in step.inputs), *outputs]
     tested = {name for step in steps if step.spec.when is not None for name in step.spec.when.names()}
+    answered = {name.partition(".")[0] for each in outputs for name in each.names}
     for race in {each for each in sources if each.is_race}:
         others = {name for each in sources if each != race for name in each.names} | tested
         rivals = {}
-        for name in race.names:
-            step = name.partition(".")[0]
-            own = set(_names_of(steps, {step}))
-            rivals[name] = frozenset({step} if own <= set(race.names) and not own & others else ())
+        for winner in race.names:
+            ended = set[str]()
+            for step in {name.partition(".")[0] for name in race.names} - {winner.partition(".")[0]}:
+                own = set(_names_of(steps, {step}))
+                ended |= {step} if own <= set(race.names) and not own & others else set()
+            size = -1
+            while len(ended) > size:  # also the steps that only they need
+                size = len(ended)
+                needed = {each for name in ended for each in before.get(name, ())} - answered
+                ended |= {each for each in needed if all(s in ended for s in before if each in before[s])}
+            rivals[winner] = frozenset(ended)
         yield Race(race, rivals)

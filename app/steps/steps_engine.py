@@ -119,6 +119,7 @@ class _Run:
 
     async def _run(self) -> None:
         """Runs all steps, until the pipeline ends. Raises the first error."""
+        self._settle_races()  # a tensor of the request may be the first
         try:
             while True:
                 ready = self._ready()
@@ -170,18 +171,19 @@ class _Run:
         for each in step.outputs:
             name = f"{step.name}.{each.name}"
             self._values[name] = outputs.get(each.name)
-        for race in self._plan.races:
-            winner = next((name for name in race.source.names if self._values.get(name) is not None), None)
-            if winner is not None and race.source.text not in self._values:
-                self._values[race.source.text] = self._values[winner]
-                for name in race.source.names:
-                    if name != winner:
-                        self._stop(race.rivals[name])
+        self._settle_races()
         for name, kept in self._kept.items():
             if kept.releases:
                 self._copies = True
                 if name in self._plan.read_by and self._plan.read_by[name] <= self._done:
                     kept.release()
+
+    def _settle_races(self) -> None:
+        for race in self._plan.races:
+            winner = next((name for name in race.source.names if self._values.get(name) is not None), None)
+            if winner is not None and race.source.text not in self._values:
+                self._values[race.source.text] = self._values[winner]
+                self._stop(race.rivals[winner])
 
     def _stop(self, steps: frozenset[str]) -> None:
         for step in [each for each in self._waiting if each.name in steps]:

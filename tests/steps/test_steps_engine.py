@@ -241,6 +241,31 @@ async def test_a_race_is_won_by_the_first_in_time_also_if_the_others_are_needed_
     assert await steps.answer(X=[3]) == ({"a.Y or b.Y": [6], "d.Y": [12]}, None)
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_a_race_also_cancels_the_steps_that_only_its_losers_need(is_shared: bool) -> None:
+    steps = Steps(
+        "{s: {model: slow, inputs: {x: X}}, a: {model: double, inputs: {x: s.Y}}, b: {model: double, inputs: {x: X}},"
+        " c: {model: add, inputs: {a: s.Y, b: X}}}",
+        [("a.Y", "c.Y", "b.Y")] if not is_shared else [("a.Y", "b.Y")],
+        is_race=True,
+    )
+    if is_shared:
+        steps.models.pause = lambda model: 0.02 if model == "slow" else 0
+    answered, _ = await steps.answer(X=[3])
+    assert [*answered.values()] == [[6]]
+    assert steps.models.cancelled == ([] if is_shared else ["slow"])
+
+
+async def test_a_tensor_of_the_request_wins_a_race_before_its_rivals_start() -> None:
+    steps = Steps(
+        "{none: {model: double, when: {empty: X}, inputs: {x: X}}, a: {model: slow, inputs: {x: X}},"
+        " b: {model: double, inputs: {x: {race: [X, a.Y]}}}}",
+        ["b.Y"],
+    )
+    assert await steps.answer(X=[3]) == ({"b.Y": [6]}, None)
+    assert steps.calls == ["double"]
+
+
 async def test_a_race_goes_on_while_one_may_come() -> None:
     text = "{a: {model: fails, inputs: {x: X}, optional: true}, b: {model: double, inputs: {x: X}}}"
     assert (await Steps(text, [("a.Y", "b.Y")], is_race=True).answer(X=[3]))[0]["a.Y or b.Y"] == [6]

@@ -100,6 +100,15 @@ class _Planner:
                 self.check_fit(found, rows)
         return Source(names_of(given), isinstance(given, ChosenSource) and given.race is not None)
 
+    def check_race(self, source: Source, streams: Mapping[str, Set[str]]) -> None:
+        """Raises PipelineMismatch for a race with a stream, whose further responses would come after its end."""
+        steps = [each[0] for name in source.names if (each := step_of(name, self.specs)) is not None]
+        found = {frozenset({each} if self.config(each).decoupled else streams[each]) for each in steps}
+        if source.is_race and len(found | ({frozenset()} if len(steps) < len(source.names) else set())) > 1:
+            raise PipelineMismatch(
+                (), f"is a race with the responses of '{min(set[str]().union(*found))}': use `first`"
+            )
+
     # Conditions
 
     def check_condition(self, condition: Condition, *, is_over: bool = False) -> None:
@@ -153,6 +162,7 @@ class _Planner:
             with mismatch_at("inputs", tensor):
                 wanted = tensor_named(config.inputs, tensor, ())
                 inputs.append(PlannedInput(wanted, self.source(name, source, wanted)))
+                self.check_race(inputs[-1].source, streams)
         for wanted in config.inputs:
             if wanted.name not in spec.inputs and not wanted.optional:
                 text = f"do not have '{wanted.name}', which the model requires"
@@ -318,6 +328,7 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
             if None in specs_of:
                 raise PipelineMismatch((), f"names '{source.text}', which is not an output of a step")
             first, *others = [each for each in specs_of if each is not None]
+            planner.check_race(source, streams)
             for other in others:
                 planner.check_fit(other, first)
             answered.append(replace(first, name=source.text, optional=planner.may_miss(source)))

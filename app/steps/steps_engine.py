@@ -86,6 +86,8 @@ class _Run:
         self._exit: str | None = None
         self._written: set[str] = set()
         """The outputs of a stream that were put."""
+        self._streams: dict[str, bool] = {}
+        """The decoupled steps that ended -> whether they had a response. Known before if they had one."""
         self._put: Put | None = None
         self._copies = False
         """Whether the values may lie in memory that is given back."""
@@ -171,6 +173,10 @@ class _Run:
         for each in step.outputs:
             name = f"{step.name}.{each.name}"
             self._values[name] = outputs.get(each.name)
+        if step.config is not None and step.config.decoupled and not self._streams.setdefault(step.name, False):
+            silent = {name for name, has_response in self._streams.items() if not has_response}
+            behind = [each for each in self._plan.steps if step.name in each.streams and each.streams <= silent]
+            self._waiting += behind  # they may have other sources
         self._settle_races()
         for name, kept in self._kept.items():
             if kept.releases:
@@ -299,6 +305,7 @@ class _Run:
                 async for response in responses:
                     if not response.outputs:
                         continue
+                    self._streams[step.name] = True
                     behind = self._behind(step, self._written_by(step, response))
                     try:
                         await behind._run()

@@ -96,6 +96,11 @@ MISTAKES = [
         "a circle: 'a' waits for 'b' waits for 'a'",
     ),
     (
+        "{a: {model: tokens, inputs: {TEXT: T}}, b: {model: words, inputs: {TOKEN: {race: [a.TOKEN, TOKEN]}}}}",
+        "steps.b.inputs.TOKEN",
+        "is a race with the responses of 'a'",
+    ),
+    (
         f"{{{DETECT}, e: {{when: {{empty: detect.BOXES}}, exit: none}}, a: {{model: same, inputs: {{X: e.Y}}}}}}",
         "steps.a",
         "no outputs",

@@ -402,6 +402,18 @@ async def test_a_guard_ends_a_stream_before_it_begins() -> None:
     assert steps.calls == ["double"]
 
 
+async def test_a_step_behind_a_stream_without_responses_takes_another_source() -> None:
+    steps = Steps(
+        "{known: {model: double, inputs: {x: X}}, stream: {model: stream, when: {empty: X}, inputs: {x: X}},"
+        " other: {model: other, inputs: {x: N}}, only: {model: double, inputs: {x: stream.Y}},"
+        " behind: {model: double, inputs: {x: {first: [stream.Y, other.Y, known.Y]}}}}",
+        ["behind.Y", "only.Y"],
+    )
+    assert await steps.events(X=[1], N=[0]) == [({"behind.Y": [4]}, None)]
+    assert ("only", "skipped") in steps.outcomes
+    assert await steps.events(X=[1], N=[2]) == [({"behind.Y": [0]}, None), ({"behind.Y": [2]}, None), ({}, None)]
+
+
 async def test_each_event_names_its_own_skipped_steps_and_there_is_none_without_content() -> None:
     steps = Steps(
         "{stream: {model: stream, inputs: {x: X}}, behind: {model: fails, inputs: {x: stream.Y}, optional: true}}",

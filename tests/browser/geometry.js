@@ -79,7 +79,7 @@ function drawnExplanation(place) {
   const states = [...place.querySelectorAll(".node.step")].map((node) => [node.dataset.id.slice("step ".length), node.dataset.state]);
   const texts = (row) => [...row.querySelectorAll(".name, .ms, dt, dd")].map((part) => part.textContent.replace(/\s+/g, " ").trim());
   const rows = [...place.querySelectorAll(".waterfall [data-span]")].map((row) => texts(row).join(" "));
-  return { shares: Object.fromEntries(shares), states: Object.fromEntries(states), rows };
+  return { shares: Object.fromEntries(shares), states: Object.fromEntries(states), rows, notRun: [...place.querySelectorAll("p.not-run")].map((line) => line.textContent) };
 }
 
 report().then(done, (error) => done({ error: String(error) }));

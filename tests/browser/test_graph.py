@@ -96,7 +96,7 @@ def test_no_link_crosses_a_box_and_nothing_is_cropped(
     assert found["conditions"]["conditions"] == [
         "if detect.quality < 0.4",
         "if not (detect.quality < 0.4)",
-        "if detect.boxes is empty",
+        "if boxes is empty",
         'if mode = "none" or any languages in ["de","en"…',
     ]
     assert found["conditions"]["order"] == ["step detect > step small", "step detect > step large"]
@@ -127,8 +127,8 @@ def test_an_early_exit_is_a_dashed_way_out(console: Callable[..., ConsolePage]) 
 
 def test_steps_show_their_exits_and_conditions(console: Callable[..., ConsolePage]) -> None:
     page = console("ocr_steps")
-    page.wait_for(".node.exit .condition", "if detect.BOXES is empty")
-    assert page.texts(".node.exit .condition") == ["if detect.BOXES is empty", "if read.TEXTS is empty"]
+    page.wait_for(".node.exit .condition", "if BOXES is empty")
+    assert page.texts(".node.exit .condition") == ["if BOXES is empty", "if TEXTS is empty"]
     lines = page.browser.find_elements(By.CSS_SELECTOR, ".link.exit .line")
     ways = [(line.get_attribute("data-from"), line.get_attribute("data-to")) for line in lines]
     assert ways == [("step detect", "exit no_text"), ("step read", "exit no_readable_text")]
@@ -157,6 +157,29 @@ def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess) 
     ]
 
 
+def test_the_waterfall_shows_the_steps_of_the_gateway_and_those_that_were_skipped(
+    browser: Chrome, gateway: GatewayProcess
+) -> None:
+    answer = EXPLAINED | {"spans": [], "steps": STEPS, "is_complete": False, "early_exit": "no_boxes"}
+    shown = drawn(browser, gateway, explain={"answer": answer, "graph": conditions()})["explain"]
+    assert sum(shown["shares"].values()) == pytest.approx(EXPLAINED["total_ms"])
+    assert shown["states"] == {"detect": "ok", "crop": "cancelled", "small": "skipped", "large": "not run"}
+    assert [row.split(" model ")[0].split(" start ")[0] for row in shown["rows"]] == [
+        "detect 28.0 ms",
+        "crop cancelled 8.0 ms",
+        "nothing early exit 0.00 ms",
+    ]
+    assert shown["notRun"] == ["small skipped", "large not run"]
+
+
+STEPS = [
+    {"name": "detect", "outcome": "ok", "start_ms": 2.0, "end_ms": 30.0, "total_ms": 28.0},
+    {"name": "small", "outcome": "skipped", "start_ms": 30.0, "end_ms": 30.0, "total_ms": 0.0},
+    {"name": "crop", "outcome": "cancelled", "start_ms": 30.0, "end_ms": 38.0, "total_ms": 8.0},
+    {"name": "unwanted", "outcome": "skipped", "start_ms": 38.0, "end_ms": 38.0, "total_ms": 0.0},
+    {"name": "nothing", "outcome": "exit", "start_ms": 38.0, "end_ms": 38.0, "total_ms": 0.0},
+]
+"""Those of ``conditions()``, as the gateway explains them."""
 OpenExplained = Callable[[str], ConsolePage]
 SAMPLES = Path(__file__).parents[2] / "samples"
 EXPLAIN_AS = """

@@ -41,6 +41,6 @@ function Headers({ answer }) {
 
 /** Returns the parts of `Server-Timing` as texts. */
 function timesOf(headers) {
-  const parts = (headers.get("Server-Timing") ?? "").matchAll(/([\w-]+);dur=([\d.]+)/g);
-  return [...parts].map(([, name, milliseconds]) => `${name} ${Number(milliseconds).toFixed(1)} ms`);
+  const parts = (headers.get("Server-Timing") ?? "").matchAll(/([\w-]+)(?:;desc=([\w-]+))?;dur=([\d.]+)/g);
+  return [...parts].map(([, name, step, milliseconds]) => `${name} ${step ? `${step} ` : ""}${Number(milliseconds).toFixed(1)} ms`);
 }

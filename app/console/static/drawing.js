@@ -44,7 +44,8 @@ function endBox(id, kind, title) {
 /** `ways`: the exits with this reason. */
 function exitBox(reason, ways, isTaken) {
   const conditions = [...new Set(ways.filter((exit) => exit.when).map((exit) => conditionText(exit.when)))];
-  const condition = shortened(conditions.join(" or "));
+  const steps = ways.map((exit) => exit.step).filter(Boolean).join("|"); // whose links show that the tensors are theirs
+  const condition = shortened(conditions.join(" or ").replace(new RegExp(`(?<![\\w-])(${steps})\\.`, "g"), ""));
   const width = Math.max(textWidth(reason, TITLE), textWidth("early exit", NOTE), textWidth(condition, NOTE)) + PADDING;
   const height = STEP_HEIGHT + (condition ? CONDITION_HEIGHT : 0);
   return { ...endBox(exitId(reason), "exit", reason), note: "early exit", condition, conditions, width, height, state: isTaken ? "early_exit" : "" };

@@ -69,10 +69,9 @@ class EarlyExitRules:
 
     def bare(self, message: str, request_id: str) -> str:
         """Removes Triton's prefixes that name an ensemble of this pipeline or this request from the message."""
-        prefixes = (*(f"in ensemble '{name}', " for name in self.ensembles), f"[request id: {request_id}] ")
-        while prefix := next(filter(message.startswith, prefixes), ""):
-            message = message.removeprefix(prefix)
-        return message
+        ensembles = "|".join(map(re.escape, self.ensembles)) or "(?!)"
+        call = rf"{re.escape(request_id)}(?:\.[\w-]+\.[0-9]+)?"  # also of a step that the gateway runs
+        return re.sub(rf"\A(?:in ensemble '(?:{ensembles})', |\[request id: {call}\] )*", "", message)
 
     def reason_of_outputs(self, written: Collection[str], empty: Collection[str]) -> str | None:
         """Returns the reason of the first ``missing`` or ``empty`` rule that matches, by tensor names.
@@ -97,7 +96,8 @@ class EarlyExitRules:
             said = json.loads(found["claim"])
         except ValueError:
             return False
-        return isinstance(said, dict) and said.get("reason") == reason and said.get("rid") == request_id
+        is_own = isinstance(said, dict) and f"{said.get('rid')}.".startswith(f"{request_id}.")
+        return is_own and said.get("reason") == reason
 
 
 _LONGEST_MESSAGE = 4096

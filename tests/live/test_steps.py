@@ -83,6 +83,10 @@ PIPELINES = {
         "outputs": OUTPUTS,
     },
 }
+PIPELINES["ruled"] = {
+    **PIPELINES["chain"],
+    "early_exit": [{"reason": "refused", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[refused]"}}],
+}
 own_triton = live_triton(lambda folder: linked_models(folder, ("scripted",)), restarts=True)
 own_gateway = live_gateway(PIPELINES, "own_triton", drain_s="1")
 
@@ -114,6 +118,13 @@ def test_a_faulty_step_is_named(
             assert answer.json()["code"] == code
             assert detail in answer.json()["detail"]
         assert client.post("/v1/pipelines/chain", json=scripts()).json()["text"] == "hello"
+
+
+@pytest.mark.parametrize("step", ["first", "second"])
+def test_an_error_of_a_step_can_be_an_early_exit(own_gateway: GatewayProcess, step: str) -> None:
+    error = {"error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[refused]"}}
+    answer = httpx.post(f"{own_gateway.url}/v1/pipelines/ruled", json=scripts(**{step: error}), timeout=20)
+    assert (answer.status_code, answer.json()["early_exit"]) == (200, "refused"), answer.text
 
 
 @pytest.mark.parametrize("second", [{"raise": "no luck"}, {"sleep_s": 5}])

@@ -72,6 +72,8 @@ WITH_CODE = ErrorMatch(code="ALREADY_EXISTS", signed=True)
         (MATCHED, MARKER, "ALREADY_EXISTS", "no_text"),
         (MATCHED, MARKER + " page=12", "ALREADY_EXISTS", "no_text"),
         (SIGNED, signed(claim()), "ALREADY_EXISTS", "no_text"),
+        (EXACT, f"[request id: {RID}.detect.12] {MARKER}", "ALREADY_EXISTS", "no_text"),  # of a call of a step
+        (SIGNED, f"[request id: {RID}.detect.1] {signed(claim(rid=f'{RID}.detect.1'))}", None, "no_text"),
         *((anywhere(pattern), "EXIT", "ALREADY_EXISTS", "no_text") for pattern in ANCHORED),
         (anywhere(DIGITS), "EXIT 9", "ALREADY_EXISTS", "no_text"),
         # the code must be the declared one; a signature, or code: any, holds without a code
@@ -131,6 +133,9 @@ SPOOFS = [
     MARKER + MARKER,
     f"[request id: {OTHER_RID}] {MARKER}",
     f"[request id: ] {MARKER}",
+    f"[request id: {RID}.] {MARKER}",
+    f"[request id: {RID}x.detect.1] {MARKER}",
+    f"[request id: {RID}.de.tect.1] {MARKER}",
     f"[request id: {RID}]{MARKER}",
     f"[request id: {RID.upper()}] {MARKER}",
     f"[request id: {OTHER_RID}] [request id: {RID}] {MARKER}",
@@ -148,6 +153,7 @@ UNSIGNED = [
     signed(claim(), b""),
     signed(claim(rid=OTHER_RID)),
     signed(claim(rid="")),
+    signed(claim(rid=f"{RID}x.detect.1")),
     signed(claim("no_face")),
     signed("{}"),
     signed('{"reason":"no_text"}'),

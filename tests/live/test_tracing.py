@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ MODELS = (
     *("text_generate", "text_tokenize", "tokens_generate", "text_detokenize"),
     "scripted",
 )
-PIPELINES = ("ocr", "ocr_steps", "insights", "insights_bls", "write", "scripted")
+PIPELINES = ("ocr", "ocr_steps", "insights", "insights_bls", "write", "write_steps", "scripted")
 INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}
 WRITE = {"prompt": "The sea", "max_tokens": 3}
 TRIES, WAIT_S = 6, 10.0
@@ -87,6 +88,7 @@ def named(spans: list[Span], name: str) -> Span:
 
 STEP: dict[str, Any] = {"compute": {}}
 ALL_OF_INSIGHTS = 14
+ALL_OF_OCR_STEPS = 9
 
 
 def test_a_trace_includes_the_caller_and_every_step_but_no_values(
@@ -216,7 +218,7 @@ def test_each_step_of_the_gateway_has_a_span_and_its_time(client: httpx.Client, 
         files = {"image": images["sign"]}
         client.post("/v1/pipelines/ocr_steps", files=files, headers=caller.headers).raise_for_status()
 
-    caller, spans = complete_trace(collector, send, "text_detect", "text_recognize")
+    caller, spans = complete_trace(collector, send, count=ALL_OF_OCR_STEPS)
     calls = tree(spans, caller.span_id)["POST /v1/pipelines/{name}"]
     assert set(calls) == {"ModelInfer text_detect", "ModelInfer text_recognize"}
     steps = [named(spans, name).attributes["triton_gateway.step"] for name in calls]
@@ -237,6 +239,12 @@ def test_each_step_of_the_gateway_has_a_span_and_its_time(client: httpx.Client, 
     found = run(client, "ocr_steps", {"files": {"image": images["blank"]}})
     assert states(found)["no_text"] == ("step", "early_exit")
     assert (found["early_exit"], found["steps_not_run"]) == ("no_text", ["read"])
+
+    found = run(client, "write_steps", {"json": WRITE | {"temperature": 0}})
+    assert found["is_complete"], found
+    kinds = Counter((span["kind"], span["name"]) for span in found["spans"])
+    assert kinds["run", "text_detokenize"] == WRITE["max_tokens"], "a step behind a stream runs for each response"
+    assert {name for kind, name in kinds if kind == "step"} == {"tokens", "generate", "text"}
 
 
 def test_steps_that_run_together_and_models_that_a_script_calls_have_one_parent(client: httpx.Client) -> None:

@@ -21,16 +21,7 @@ from app.core.aio import BackgroundTasks
 from app.core.answer import Answer, Batch, BatchPart, Ending, PartEnd
 from app.core.engine import Engine, Put, discard_stream, merged, responses_of
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
-from app.core.inference import (
-    BYTES,
-    Deadline,
-    InferenceRequest,
-    InferenceResponse,
-    StepTimes,
-    Tensor,
-    TraceContext,
-    bytes_array,
-)
+from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, TraceContext, bytes_array
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import SpanKind, Tracer, end_stream_span
@@ -67,7 +58,7 @@ class InferenceCall(Struct, eq=False):
             request = replace(request, parameters={**request.parameters, name: expires_at_ms})
         for layer in self.target.layers:
             request = layer.extended(request)
-            self.record.steps = next((each for each in request.extensions if isinstance(each, StepTimes)), "")
+            self.record.steps = request.steps
         return request if trace is request.trace else replace(request, trace=trace)
 
 

@@ -235,7 +235,7 @@ class StepTime(Struct):
 
 
 class StepTimes(Extension, eq=False):
-    """The steps of a request that ran or were skipped, by name. ``calls``: those of models."""
+    """The steps of a request that ran or were skipped. ``calls``: of models; their ids are ``<id>.<step>.<call>``."""
 
     steps: dict[str, StepTime] = field(default_factory=dict)
     calls: int = 0
@@ -251,11 +251,6 @@ class StepTimes(Extension, eq=False):
         """The slowest step, as a further part of Server-Timing."""
         name = max(self.steps, key=lambda each: self.steps[each].seconds, default="")
         return name and f", step;desc={name};dur={self.steps[name].seconds * 1e3:.2f}"
-
-
-def step_of_call(request_id: str) -> str:
-    """The step in the id of its call, ``<id of the request>.<step>.<number>``; empty in other ids."""
-    return request_id.partition(".")[2].rpartition(".")[0]
 
 
 class InferenceRequest(Struct, frozen=True, eq=False):
@@ -292,6 +287,10 @@ class InferenceRequest(Struct, frozen=True, eq=False):
             if isinstance(each, OpenSequence):
                 return each
         return None
+
+    @property
+    def steps(self) -> StepTimes | None:
+        return next((each for each in self.extensions if isinstance(each, StepTimes)), None)
 
     def without_inputs(self) -> Self:
         """Returns a copy for use during a stream, without the inputs, which may be large and are already sent."""

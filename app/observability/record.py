@@ -4,7 +4,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from typing import Literal
 
 from msgspec import Struct, field
 
@@ -61,7 +60,7 @@ class RequestRecord(Struct, eq=False):
     """When the request's stream ended, on the clock of ``started``."""
     sent_as: SentAs | None = None
     """Set if the request had no call to Triton of its own."""
-    steps: StepTimes | Literal[""] = ""
+    steps: StepTimes | None = None
     """Set if the gateway runs the steps of the pipeline."""
     queue_s: float = 0.0
     total_s: float = 0.0
@@ -101,11 +100,10 @@ class RequestRecord(Struct, eq=False):
         duration_s, queue_s = time.perf_counter() - self.started, self.queue_s
         triton_s = self.triton_s or (self.started + duration_s - self.triton_at if self.triton_at else 0.0)
         own_s = max(duration_s - queue_s - triton_s, 0.0)
-        timing = (
-            f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}{self.steps}"
-        )
+        timing = f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
         if self.on_end is None:
-            return timing
+            return f"{timing}{self.steps or ''}"
+        timing = f"{timing}{self.steps or ''}"
         read_s = self.triton_at - self.started - queue_s if self.triton_at else own_s
         return f"{timing}, read;dur={read_s * 1e3:.2f}, respond;dur={max(own_s - read_s, 0.0) * 1e3:.2f}"
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome
-from app.core.inference import InferenceRequest, TraceContext, step_of_call
+from app.core.inference import InferenceRequest, TraceContext
 from app.observability.record import RequestRecord
 
 Attributes = Mapping[str, str | int]
@@ -144,7 +144,7 @@ class _TracedCall(ObservedCall):
             "triton.model_name": self.request.model,
             "triton.request_id": self.request.request_id,
         }
-        if step := step_of_call(self.request.request_id):
+        if step := self.request.request_id.partition(".")[2].rpartition(".")[0]:
             attributes["triton_gateway.step"] = step
         self.span.end(attributes, error=code if error else None)
 

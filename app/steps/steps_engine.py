@@ -75,7 +75,7 @@ class _Run:
         self._kept: dict[str, KeptMemory] = {}
         """The memory of a step's outputs."""
         self._request = replace(request, inputs=(), extensions=())
-        self._times = next((each for each in request.extensions if isinstance(each, StepTimes)), None) or StepTimes()
+        self._times = request.steps or StepTimes()
         self._waiting = [step for step in plan.steps if not step.streams]
         self._done: set[str] = set()
         self._values: Values = dict(plan.defaults)
@@ -217,7 +217,7 @@ class _Run:
     async def _called(self, step: PlannedStep) -> Values:
         """The outputs of a step. Raises GatewayError, unless the step is optional."""
         deadline, timeout_s, began = self._deadline, step.spec.timeout_s, perf_counter()
-        outcome: StepOutcome = "failed"
+        outcome: StepOutcome = "cancelled"
         if timeout_s is not None:
             deadline = Deadline(min(deadline.expires_at, Deadline.after(timeout_s).expires_at))
         try:
@@ -230,10 +230,8 @@ class _Run:
                 outputs = self._written_by(step, await self.call(step, self.inputs_of(step), deadline))
             outcome = "ok"
             return outputs
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
         except GatewayError as exc:
+            outcome = "failed"
             is_behind = exc.failed_step not in ("", step.name)  # a step that runs for each response of this one
             if not step.spec.optional or is_behind or self._deadline.has_passed:
                 exc.failed_step = exc.failed_step or step.name

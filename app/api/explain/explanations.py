@@ -193,10 +193,9 @@ class Explained(Struct, eq=False):
         answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms()
         answer.dropped = self.dropped
         answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
-        if record.steps:
-            for name, each in record.steps.steps.items():
-                seconds = each.started - record.started, each.ended - record.started, each.seconds
-                answer.steps.append(ExplainedStep(name, each.outcome, *(round(each_s * 1e3, 3) for each_s in seconds)))
+        for name, each in record.steps.steps.items() if record.steps else ():
+            seconds = each.started - record.started, each.ended - record.started, each.seconds
+            answer.steps.append(ExplainedStep(name, each.outcome, *(round(each_s * 1e3, 3) for each_s in seconds)))
         if not record.triton_at:
             answer.is_complete = True
             return answer
@@ -207,8 +206,7 @@ class Explained(Struct, eq=False):
         while below := {span.id for span in spans if span.parent in found} - found:
             found |= below
         answer.spans = [span for span in spans if span.id in found]
-        calls = sum(span.name == CALL for span in answer.spans)
-        has_calls = calls >= (record.steps.calls if record.steps else 1)
+        has_calls = sum(span.name == CALL for span in answer.spans) >= (record.steps.calls if record.steps else 1)
         answer.is_complete = has_calls and all(span.name == CALL or span.parent in self.spans for span in answer.spans)
         return answer
 

@@ -14,7 +14,7 @@ from app.codecs.kinds import agree, shape_text
 from app.config.document import Location
 from app.config.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Tensor, bytes_array
-from app.core.model import ModelConfig, Step, TensorSpec, capacity_of, reached, takes_traceparent
+from app.core.model import ModelConfig, Step, TensorSpec, capacity_of, reached, sequence_ids_of, takes_traceparent
 from app.core.text import nearest
 from app.steps.plan import SKIPPED, Plan, PlannedInput, PlannedStep, Race, Source, Values, compiled
 from app.steps.steps_spec import ChosenSource, Condition, SourceSpec, StepSpec, names_of, step_of
@@ -30,6 +30,8 @@ class _Planner:
     given: dict[str, TensorSpec] = field(default_factory=dict)
     """The tensors of the request."""
     constants: Values = field(default_factory=dict)
+    missing: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    """The results of :meth:`_may_miss`."""
 
     # Order
 
@@ -168,6 +170,8 @@ class _Planner:
                 text = f"do not have '{wanted.name}', which the model requires"
                 raise PipelineMismatch(("inputs",), text, "unmapped-input")
         below = {each.name: each for each in reached(config, self.models)}
+        if sequence_ids_of(config, below).needed_by:
+            raise PipelineMismatch(("model",), "needs a session, which a pipeline with steps cannot have")
         return PlannedStep(
             name,
             spec,
@@ -217,6 +221,11 @@ class _Planner:
 
     def _may_miss(self, name: str, *, but_when: bool = False) -> bool:
         """``but_when``: for other reasons than the step's own condition."""
+        if (name, but_when) not in self.missing:  # a tensor may be on many ways to an output
+            self.missing[name, but_when] = self._finds_missing(name, but_when=but_when)
+        return self.missing[name, but_when]
+
+    def _finds_missing(self, name: str, *, but_when: bool) -> bool:
         place = step_of(name, self.specs)
         if place is None:
             given = self.given.get(name) or self.fields.get(name)

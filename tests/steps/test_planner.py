@@ -7,6 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from app.config.mismatch import PipelineMismatch
+from app.core.model import SequenceBatching
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import GatewaySpec
 from tests.toolkit.models import model
@@ -23,6 +24,8 @@ MODELS = {
         model(["TEXT BYTES [1]"], ["TOKEN INT32 [1]"], name="tokens", decoupled=True),
         model(["TOKEN INT32 [1]"], ["TEXT BYTES [1]"], name="words"),
         model(["TOKEN INT32 [1]"], ["TOKEN INT32 [1]"], name="more", decoupled=True),
+        model(["X FP32 [-1]", "Z FP32 [-1]"], ["Y FP32 [-1]"], name="both"),
+        model(["X FP32 [-1]"], ["Y FP32 [-1]"], name="stateful", sequence=SequenceBatching()),
     ]
 }
 
@@ -35,6 +38,7 @@ def compiled(steps: str, **keys: Any) -> Pipeline:
 DETECT = "detect: {model: detect, inputs: {IMAGE: IMAGE}}"
 READ = "read: {model: read, inputs: {BOXES: detect.BOXES}}"
 MISTAKES = [
+    ("{a: {model: stateful, inputs: {X: X}}}", "steps.a.model", "needs a session"),
     ("{a: {model: same, inputs: {Z: X}}}", "steps.a.inputs.Z", "'Z' is not a tensor of the model"),
     ("{a: {model: same}}", "steps.a.inputs", "do not have 'X'"),
     (f"{{{DETECT}, a: {{model: same, inputs: {{X: detct.BOXES}}}}}}", "steps.a.inputs.X", "'detct' is not a step"),
@@ -209,6 +213,21 @@ def test_of_two_steps_with_opposite_conditions_one_always_writes(one: str, other
     )
     pipeline = compiled(steps, outputs={"text": {"first": ["a.TEXT", "b.TEXT"], "kind": "text"}})
     assert pipeline.outputs[0].tensor.optional is is_optional
+
+
+def test_there_may_be_64_steps() -> None:
+    """Each is on two ways to the next one."""
+    sources = [f"s{number}.Y" for number in range(64)]
+    chain = {
+        f"s{number}": {"model": "both", "inputs": {"X": name, "Z": name}} for number, name in enumerate(sources, 1)
+    }
+    first = {"s0": {"model": "same", "inputs": {"X": "X"}}}
+    with pytest.raises(ValidationError, match="at most 64"):
+        GatewaySpec.model_validate({"pipelines": {"p": {"steps": first | chain}}})
+    del chain["s64"]
+    pipeline = compiled(yaml.safe_dump(first | chain))
+    assert [each.name for each in pipeline.outputs] == ["s63.Y"]
+    assert len(pipeline.graph.steps) == 64
 
 
 def test_the_tensors_of_the_request_are_what_the_steps_read() -> None:

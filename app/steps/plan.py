@@ -162,7 +162,8 @@ def _compared(key: str, name: str, value: Any, over: Callable[[Any], Any], value
         return found
     if key in ("empty", "not_empty"):
         return bool(found.array.size) is (key == "not_empty")
-    return bool(over(_TESTS[key](found.array, value)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(over(_TESTS[key](found.array, value)))
 
 
 def _any_of(tests: Sequence[Test], values: Values) -> Verdict:

@@ -137,7 +137,9 @@ class _Planner:
         if not is_over and any(dim != 1 for dim in spec.dims):
             raise PipelineMismatch((), f"needs `any` or `all`: '{name}' has the shape {shape_text(spec.dims)}")
         for each in value if key == "in" else [value]:
-            if isinstance(each, str) is not (spec.datatype == BYTES):
+            is_wrong = isinstance(each, str) is not (spec.datatype == BYTES)
+            is_wrong |= spec.datatype == "BOOL" and key in ("below", "at_least")
+            if is_wrong or (spec.datatype in FLOAT_DATATYPES and type(each) is int and each >= 2**63):
                 raise PipelineMismatch((), f"compares '{name}', which is {spec.datatype}, with {each!r}")
             if key in ("equals", "in"):
                 _constant(each, replace(spec, dims=(1,)))
@@ -275,15 +277,19 @@ def _constant(value: Any, wanted: TensorSpec) -> Tensor:
     """Raises PipelineMismatch for a value that is not of the input's type and shape."""
     dims = tuple(1 if dim == -1 else dim for dim in wanted.dims)
     try:
-        if wanted.datatype == BYTES:
-            flat = value if isinstance(value, list) else [value]
-            array = bytes_array([str(each).encode() for each in flat], (len(flat),))
+        is_text = wanted.datatype == BYTES
+        given = np.asarray(value, object if is_text else None)
+        if not all(isinstance(each, str) for each in given.flat) if is_text else given.dtype.kind not in "biuf":
+            raise ValueError
+        if is_text:
+            array = bytes_array([each.encode() for each in given.flat], given.shape)
         else:
-            array = np.asarray(value, DTYPE_BY_DATATYPE[wanted.datatype])
-            if wanted.datatype not in FLOAT_DATATYPES and not np.array_equal(array, np.asarray(value)):
+            with np.errstate(over="raise", invalid="raise"):
+                array = given.astype(DTYPE_BY_DATATYPE[wanted.datatype])
+            if wanted.datatype not in FLOAT_DATATYPES and not np.array_equal(array, given):
                 raise ValueError
         array = array.reshape(dims) if array.ndim == 0 else array
-    except (TypeError, ValueError, OverflowError) as exc:
+    except (TypeError, ValueError, ArithmeticError) as exc:
         raise PipelineMismatch((), f"is not a value of {wanted.datatype} {shape_text(wanted.dims)}") from exc
     if not agree(array.shape, wanted.dims):
         raise PipelineMismatch((), f"has the shape {shape_text(array.shape)}; expected {shape_text(wanted.dims)}")

@@ -1,15 +1,20 @@
 """What is found in steps before they run: unknown names, types that do not fit, circles, and outputs that may miss."""
 
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
 
 from app.config.mismatch import PipelineMismatch
+from app.core.inference import DTYPE_BY_DATATYPE, Tensor
 from app.core.model import SequenceBatching
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import GatewaySpec
+from app.steps.planner import Declaration, planned
+from app.steps.steps_spec import StepSpec
 from tests.toolkit.models import model
 
 MODELS = {
@@ -118,6 +123,61 @@ def test_a_mistake_is_found_at_its_key(steps: str, place: str, text: str) -> Non
         compiled(steps, parameters={"speed": {"type": "string"}, "count": {"type": "integer"}})
     assert text in found.value.text
     assert ".".join(map(str, found.value.location)).startswith(place)
+
+
+VALUES = [
+    ("FP32", [0.5, 1], True),
+    ("FP32", [None], False),
+    ("FP32", ["1"], False),
+    ("FP16", [70000], False),
+    ("BF16", [1], True),
+    ("BOOL", [True, 0], True),
+    ("BOOL", [2], False),
+    ("UINT64", [2**64 - 1], True),
+    ("INT64", [2**64 - 1], False),
+    ("INT8", [-129], False),
+    ("INT8", [1.5], False),
+    ("INT8", [], True),
+    ("BYTES", ["\u00fc", ""], True),
+    ("BYTES", [1], False),
+    ("BYTES", [["a"]], False),
+    ("BYTES", {"a": 1}, False),
+    ("FP32", [[1, 2], [3]], False),
+    ("FP32", {"a": 1}, False),
+]
+
+
+@pytest.mark.parametrize(("datatype", "value", "fits"), VALUES)
+def test_a_value_is_of_the_inputs_type_and_shape(datatype: str, value: Any, fits: bool) -> None:
+    config = model([f"X {datatype} [-1]"], ["Y FP32 [1]"], name="same")
+    specs = {"a": StepSpec.model_validate({"model": "same", "inputs": {"X": {"value": value}}})}
+    with nullcontext() if fits else pytest.raises(PipelineMismatch, match=r"value of|has the shape"):
+        planned("p", Declaration(specs), {"same": config})
+
+
+COMPARED = [
+    ("BOOL", "equals", True, True),
+    ("BOOL", "below", 1, False),
+    ("FP16", "equals", 70000, False),
+    ("FP16", "below", 70000, True),
+    ("BF16", "at_least", 2**64 - 1, False),
+    ("BF16", "equals", 2**64 - 1, False),
+    ("UINT64", "at_least", 2**64 - 1, True),
+    ("INT8", "equals", 200, False),
+    ("INT8", "below", 200, True),
+]
+
+
+@pytest.mark.parametrize(("datatype", "key", "value", "fits"), COMPARED)
+def test_a_comparison_is_with_a_value_of_the_tensors_type(datatype: str, key: str, value: Any, fits: bool) -> None:
+    config = model([f"X {datatype} [1]"], ["Y FP32 [1]"], name="same")
+    steps = {"a": {"model": "same", "inputs": {"X": "X"}}, "e": {"when": {key: ["X", value]}, "exit": "done"}}
+    specs = {name: StepSpec.model_validate(each) for name, each in steps.items()}
+    with nullcontext() if fits else pytest.raises(PipelineMismatch, match=r"compares|value of"):
+        _, plan = planned("p", Declaration(specs), {"same": config})
+        test = plan.steps[-1].test
+        assert test is not None
+        assert test({"X": Tensor("X", datatype, np.zeros(1, DTYPE_BY_DATATYPE[datatype]))}) is (key == "below")
 
 
 OUTPUTS = [

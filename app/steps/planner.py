@@ -173,7 +173,7 @@ class _Planner:
                 raise PipelineMismatch(("inputs",), text, "unmapped-input")
         below = {each.name: each for each in reached(config, self.models)}
         if sequence_ids_of(config, below).needed_by:
-            raise PipelineMismatch(("model",), "needs a session, which a pipeline with steps cannot have")
+            raise PipelineMismatch(("model",), "needs the id of a sequence, which steps do not send")
         return PlannedStep(
             name,
             spec,

@@ -43,7 +43,7 @@ def compiled(steps: str, **keys: Any) -> Pipeline:
 DETECT = "detect: {model: detect, inputs: {IMAGE: IMAGE}}"
 READ = "read: {model: read, inputs: {BOXES: detect.BOXES}}"
 MISTAKES = [
-    ("{a: {model: stateful, inputs: {X: X}}}", "steps.a.model", "needs a session"),
+    ("{a: {model: stateful, inputs: {X: X}}}", "steps.a.model", "needs the id of a sequence"),
     ("{a: {model: same, inputs: {Z: X}}}", "steps.a.inputs.Z", "'Z' is not a tensor of the model"),
     ("{a: {model: same}}", "steps.a.inputs", "do not have 'X'"),
     (f"{{{DETECT}, a: {{model: same, inputs: {{X: detct.BOXES}}}}}}", "steps.a.inputs.X", "'detct' is not a step"),

@@ -14,6 +14,7 @@ from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest
 from app.core.inference import BYTES
 from app.core.model import ModelConfig, ModelKey, OwnIds, TensorSpec, reached, sequence_ids_of
+from app.core.text import nearest
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
 from app.steps.plan import SKIPPED, Plan, Source, StepsLayer
@@ -492,6 +493,9 @@ class PipelineSpec(Section):
 
     def faults(self) -> Iterator[str]:
         yield from self._faults_of_steps()
+        reasons = [*(rule.reason for rule in self.early_exit), *(e.exit for e in (self.steps or {}).values() if e.exit)]
+        for reason in () if self.openai is None else self.openai.exits.keys() - {*reasons}:
+            yield f"openai.exits names '{reason}', which is not a reason of an early exit{nearest(reason, reasons)}"
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))
         if reserved := (outputs | parameters | inputs) & RESERVED_NAMES:
             yield f"the name '{reserved.pop()}' is reserved"

@@ -197,6 +197,15 @@ def test_a_mistake_of_an_output_is_found_at_its_key(output: dict[str, Any], text
     assert found.value.location[:2] == ("outputs", "wrong")
 
 
+def test_a_finish_reason_is_of_a_known_exit() -> None:
+    steps = "{a: {model: read, inputs: {BOXES: B}}, e: {when: {empty: B}, exit: unsafe}}"
+    form = {"completions": {"prompt": "prompt", "text": "text"}, "exits": {"unsave": "content_filter"}}
+    with pytest.raises(
+        ValidationError, match="'unsave', which is not a reason of an early exit; did you mean 'unsafe'"
+    ):
+        compiled(steps, openai=form)
+
+
 def test_a_circle_does_not_name_the_steps_behind_it() -> None:
     with pytest.raises(PipelineMismatch) as found:
         compiled("{c: {model: same, inputs: {X: a.Y}}, a: {model: same, inputs: {X: a.Y}}}")

@@ -143,6 +143,7 @@ class _Run:
                 task.cancel()
             if self._tasks:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.clear()  # their errors refer to this object
 
     def _ready(self) -> list[PlannedStep]:
         """Takes the steps that can run now. Notes those that are skipped, and the end of the pipeline."""
@@ -236,6 +237,7 @@ class _Run:
             if not step.spec.optional or is_behind or self._deadline.has_passed:
                 exc.failed_step = exc.failed_step or step.name
                 raise
+            exc.forget_frames()  # they hold the inputs
             self._skipped.append(step.name)
             return {}
         finally:

@@ -1,6 +1,7 @@
 """What the steps of one request do: their order, conditions, exits, items, failures and streams."""
 
 import asyncio
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -342,6 +343,24 @@ async def test_an_optional_step_that_fails_or_is_late_is_named(model: str) -> No
     )
     assert await steps.answer(X=[1]) == ({"b.Y": [2], "skipped": [b"a"]}, None)
     assert ("a", "failed") in steps.outcomes
+
+
+async def test_requests_with_failed_and_cancelled_steps_are_freed_without_a_garbage_collection() -> None:
+    steps = Steps(
+        "{a: {model: fails, each: P, inputs: {x: P}, optional: true},"
+        " b: {model: fails, inputs: {x: X}, optional: true}, c: {model: slow, inputs: {x: X}},"
+        " done: {when: {not_empty: X}, exit: done, after: [a, b]}}",
+        ["a.Y", "b.Y", "c.Y"],
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert (await steps.answer(X=[1], P=[[1, 2]]))[1] == "done"
+        await asyncio.sleep(0)
+        assert not [each for each in gc.get_objects() if type(each).__name__ == "_Run"]
+    finally:
+        gc.enable()
 
 
 async def test_an_optional_step_does_not_outlast_the_request() -> None:

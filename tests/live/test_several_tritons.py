@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,14 @@ pipelines:
     inputs: {script: {tensor: SCRIPT, kind: text}}
     outputs: {text: {tensor: TEXT, kind: text}}
     sample: {script: "{}"}
+    idempotent: true
+    timeout_s: 20
+  chain:
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    steps:
+      one: {model: scripted, inputs: {SCRIPT: SCRIPT}}
+      two: {model: scripted, inputs: {SCRIPT: SCRIPT}, after: [one]}
+    outputs: {text: {tensor: two.TEXT, kind: text}}
     idempotent: true
     timeout_s: 20
 """
@@ -73,13 +82,14 @@ def test_no_request_fails_while_tritons_are_stopped_and_restart(
     gateway: GatewayProcess, tritons: list[EmbeddedTriton]
 ) -> None:
     killed, stopped = tritons
-    counted, statuses = gateway.metric("requests_total", pipeline="safe"), list[int]()
+    counted, statuses = gateway.metric("requests_total", transport="unary"), list[int]()
 
-    def call() -> None:
-        answer = client.post("/v1/pipelines/safe", json={"script": '{"sleep_s": 0.01}'})
+    def call(pipeline: str = "safe") -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}", json={"script": '{"sleep_s": 0.01}'})
         statuses.append(answer.status_code)
 
-    with httpx.Client(base_url=gateway.url, timeout=60) as client, repeated(call, call, call, call):
+    steps = partial(call, "chain")
+    with httpx.Client(base_url=gateway.url, timeout=60) as client, repeated(call, call, steps, steps):
         wait_until_both_answer(gateway, tritons)
         assert killed.pid is not None
         os.kill(killed.pid, signal.SIGKILL)
@@ -99,5 +109,5 @@ def test_no_request_fails_while_tritons_are_stopped_and_restart(
             os.kill(stopped.pid, signal.SIGCONT)
         eventually(lambda: state_of(gateway, stopped) == "up")
     assert set(statuses) == {200}
-    assert gateway.metric("requests_total", pipeline="safe") - counted == len(statuses)
+    assert gateway.metric("requests_total", transport="unary") - counted == len(statuses)
     assert gateway.metric("triton_ejections_total", address=killed.grpc_url, reason="down") >= 1

@@ -238,10 +238,11 @@ def _risks(name: str, spec: PipelineSpec, models: Models) -> Iterator[Finding]:
             f"'{SKIPS_SPECIAL_TOKENS}': if the backend removes them from the text, no call or reasoning is found"
         )
         yield Finding("special-tokens", text, spec.model, pipeline=name)
-    config = models.get(spec.model)
-    if config is None or spec.joins_requests or with_recognized_preset(spec, config).preset is not None:
+    batched = {each.model for each in (spec.steps or {}).values() if each.each}
+    called = [models[model] for model, _ in spec.called if model in models and model not in batched]
+    if spec.joins_requests or any(with_recognized_preset(spec, each).preset is not None for each in called):
         return
-    steps = reached(config, models, by_steps=True)
+    steps = list(dict.fromkeys(step for each in called for step in reached(each, models, by_steps=True)))
     if any(each.decoupled or each.sequence is not None or is_auto_completed(each) for each in steps):
         return
     for model in steps:

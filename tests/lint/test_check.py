@@ -202,6 +202,15 @@ def test_the_hint_names_the_step_of_an_ensemble(repository: Repository) -> None:
     assert (hint.code, hint.model, hint.pipeline) == ("batches-of-one", "alone", "p")
 
 
+@pytest.mark.parametrize(("keys", "found"), [("", ["alone"]), (", each: X", [])])
+def test_the_hint_names_the_model_of_a_step_that_gets_no_rows_of_each(
+    repository: Repository, keys: str, found: list[str]
+) -> None:
+    repository.model("alone", "X", "Y", batch=8)
+    hints = findings(repository, f"pipelines: {{p: {{steps: {{a: {{model: alone, inputs: {{X: X}}{keys}}}}}}}}}\n")
+    assert [(each.code, each.model) for each in hints] == [("batches-of-one", model) for model in found]
+
+
 def test_the_reference_models_have_no_findings(pytestconfig: pytest.Config) -> None:
     repository = read_repository(pytestconfig.rootpath / "triton_models")
     assert check(repository, read_gateway_file(pytestconfig.rootpath / "gateway.yaml")) == []

@@ -19,7 +19,7 @@ from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
 from app.steps.plan import SKIPPED, Plan, Source, StepsLayer
 from app.steps.planner import Declaration, planned
-from app.steps.steps_spec import Several, StepSpecs
+from app.steps.steps_spec import Reason, Several, StepSpecs
 
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last", "sum"]
@@ -241,7 +241,7 @@ class ErrorMatch(Section):
 
 
 class EarlyExitRule(Section):
-    reason: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    reason: Reason
     error: ErrorMatch | None = None
     missing: Names | None = None
     empty: Names | None = None

@@ -1,4 +1,4 @@
-"""Runs the steps of a request: each as soon as its inputs are there, beside the others.
+"""Runs the steps of a request. A step starts as soon as its inputs are there, and several run at the same time.
 
 A :class:`StepsEngine` stands around the engine that calls the models. Whatever ends a request ends its running calls.
 """
@@ -54,23 +54,33 @@ class StepsEngine(Engine):
 
     def infer(self, request: InferenceRequest, deadline: Deadline) -> Coroutine[Any, Any, InferenceResponse]:
         plan = _plan_of(request)
-        return self.engine.infer(request, deadline) if plan is None else _Run(self, plan, request, deadline).answer()
+        if plan is None:
+            return self.engine.infer(request, deadline)
+        return _Run(self, plan, request, deadline, _given(plan, request)).answer()
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         plan = _plan_of(request)
         if plan is None:
             return self.engine.infer_stream(request, deadline)
-        return merged(_Run(self, plan, request, deadline).stream, READ_AHEAD)
+        return merged(_Run(self, plan, request, deadline, _given(plan, request)).stream, READ_AHEAD)
 
 
 def _plan_of(request: InferenceRequest) -> Plan | None:
     return next((each for each in request.extensions if isinstance(each, Plan)), None)
 
 
+def _given(plan: Plan, request: InferenceRequest) -> Values:
+    parameters = {name: array_of(value) for name, value in request.parameters.items()}
+    return plan.defaults | parameters | {tensor.name: tensor for tensor in request.inputs}
+
+
 class _Run:
     """The steps of one request, or those behind one response of a decoupled step."""
 
-    def __init__(self, engine: StepsEngine, plan: Plan, request: InferenceRequest, deadline: Deadline) -> None:
+    def __init__(
+        self, engine: StepsEngine, plan: Plan, request: InferenceRequest, deadline: Deadline, values: Values
+    ) -> None:
+        """``values``: what is there at the start."""
         self._engine, self._plan, self._deadline = engine, plan, deadline
         self._kept: dict[str, KeptMemory] = {}
         """The memory of a step's outputs."""
@@ -78,9 +88,7 @@ class _Run:
         self._times = request.steps or StepTimes()
         self._waiting = [step for step in plan.steps if not step.streams]
         self._done: set[str] = set()
-        self._values: Values = dict(plan.defaults)
-        self._values |= {name: array_of(value) for name, value in request.parameters.items()}
-        self._values |= {tensor.name: tensor for tensor in request.inputs}
+        self._values = values
         self._tasks: dict[asyncio.Task[Values], PlannedStep] = {}
         self._skipped: list[str] = []
         self._exit: str | None = None
@@ -299,6 +307,9 @@ class _Run:
     async def _relay(self, step: PlannedStep, deadline: Deadline) -> None:
         """Reads a stream. For each response runs the steps behind it, and puts the answer."""
         assert self._put is not None
+        anew = {name for names in self._plan.of_stream.values() for name in names}
+        # The outputs that are the same for all responses are put once.
+        lasting = {name for name, source in self._plan.outputs.items() if anew.isdisjoint(source.names)}
         request, slot = self._request_of(step, self.inputs_of(step)), await self._engine.enter(step, deadline)
         try:
             async with aclosing(self._engine.engine.infer_stream(request, deadline)) as responses:
@@ -312,7 +323,7 @@ class _Run:
                         outputs = behind._outputs()
                     finally:
                         behind._release()
-                    self._written |= outputs.keys() & self._lasting
+                    self._written |= outputs.keys() & lasting
                     await self._put(replace(response, outputs=outputs, is_final=False))
                     if behind._exit is not None:
                         self._exit = behind._exit
@@ -322,23 +333,16 @@ class _Run:
             raise
         slot.leave()
 
-    @property
-    def _lasting(self) -> set[str]:
-        """The outputs that are the same for all responses: they are put once."""
-        anew = {name for names in self._plan.of_stream.values() for name in names}
-        return {name for name, source in self._plan.outputs.items() if anew.isdisjoint(source.names)}
-
     def _behind(self, step: PlannedStep, outputs: Values) -> "_Run":
         """The run of what is behind one response. What other streams write is not part of it."""
-        run = _Run(self._engine, self._plan, self._request, self._deadline)
-        run._skipped, self._skipped, run._times = self._skipped, [], self._times
         others = {name for stream, names in self._plan.of_stream.items() if stream != step.name for name in names}
-        run._values = self._values | dict.fromkeys(others)
+        own = {f"{step.name}.{name}": tensor for name, tensor in outputs.items()}
+        values = self._values | dict.fromkeys(others) | own
+        run = _Run(self._engine, self._plan, self._request, self._deadline, values)
+        run._skipped, self._skipped, run._times = self._skipped, [], self._times
         run._waiting = [each for each in self._plan.steps if step.name in each.streams]
         run._done, run._written, run._has_slot = {*self._done, step.name}, self._written, True
         run._copies = self._copies
-        for name, tensor in outputs.items():
-            run._values[f"{step.name}.{name}"] = tensor
         return run
 
 

@@ -178,8 +178,7 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[s
         return
     try:
         config = spec.config_of(name, models)
-        below = {} if spec.steps is None else models
-        pipeline = Pipeline(name, spec, config, below, CompileContext(early_exit_key=_ANY_KEY))
+        pipeline = Pipeline(name, spec, config, {}, CompileContext(early_exit_key=_ANY_KEY))
     except PipelineMismatch as exc:
         yield exc.code, exc.location, exc.text
         return

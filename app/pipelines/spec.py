@@ -17,8 +17,8 @@ from app.core.model import ModelConfig, ModelKey, OwnIds, TensorSpec, reached, s
 from app.core.text import nearest
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
-from app.steps.plan import SKIPPED, Plan, Source, StepsLayer
-from app.steps.planner import Declaration, planned
+from app.steps.plan import SKIPPED, Source, StepsLayer
+from app.steps.planner import Declaration, StepsModel, planned
 from app.steps.steps_spec import Reason, Several, StepSpecs
 
 Kind = Literal["number", "text", "json", "image", "binary"]
@@ -375,9 +375,8 @@ class PipelineSpec(Section):
 
     def config_of(self, name: str, models: Mapping[str, ModelConfig]) -> ModelConfig:
         """The model that its requests run: of ``models``, or its steps as one. Raises PipelineMismatch."""
-        return models[self.model] if self.steps is None else self._planned(name, models)[0]
-
-    def _planned(self, name: str, models: Mapping[str, ModelConfig]) -> tuple[ModelConfig, Plan]:
+        if self.steps is None:
+            return models[self.model]
         usage = None if self.openai is None else self.openai.usage
         counted = () if usage is None else (usage.prompt_tokens, usage.completion_tokens)
         ruled = [each for rule in self.early_exit for each in (*(rule.missing or ()), *(rule.empty or ()))]
@@ -389,7 +388,7 @@ class PipelineSpec(Section):
         declared = None if self.outputs is None else [each.source for each in self.outputs.values()]
         sent = {name: each for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
         fields = [TensorSpec(each, _DATATYPES[of.type], (1,), of.may_be_left_out) for each, of in sent.items()]
-        return planned(name, Declaration(self.steps or {}, declared, further, fields, places), models)
+        return planned(name, Declaration(self.steps, declared, further, fields, places), models)
 
     def model_of(self, step: str) -> str:
         """The model that a step calls; without steps that of the pipeline."""
@@ -453,8 +452,8 @@ class PipelineSpec(Section):
         ``models``: those that a request runs through, as far as they are known. Raises PipelineMismatch with the reason
         if the models do not fit.
         """
-        if self.steps is not None:
-            return (StepsLayer(self._planned(name, models)[1]),)
+        if isinstance(config, StepsModel):
+            return (StepsLayer(config.plan),)
         if self.session is not None:
             terms = self.session.terms_of(config, models)
             if isinstance(terms, str):

@@ -309,8 +309,15 @@ class Declaration:
     """The keys below the pipeline that name these outputs."""
 
 
-def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig]) -> tuple[ModelConfig, Plan]:
-    """The steps as one model, which a pipeline runs like any other, and the plan of its requests.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsModel(ModelConfig):
+    """The steps of a pipeline as one model. ``plan``: of its requests."""
+
+    plan: Plan
+
+
+def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig]) -> StepsModel:
+    """The steps as one model, which a pipeline runs like any other.
 
     ``models``: those that steps call, and those below them. Raises PipelineMismatch with the key below the pipeline.
     """
@@ -358,15 +365,6 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
         _ordered({each: before[each] | waits[each] for each in order})
     steps = [replace(each, after=tuple(waits[each.name])) for each in steps]
     has_optional = any(each.optional for each in specs.values())
-    config = ModelConfig(
-        name=name,
-        backend="steps",
-        max_batch_size=0,
-        inputs=tuple(planner.given.values()),
-        outputs=(*answered, *([TensorSpec(SKIPPED, BYTES, (-1,))] if has_optional else ())),
-        decoupled=bool(decoupled),
-        steps=tuple(_shown(each, outputs) for each in steps if each.config is not None),
-    )
     plan = Plan(
         name=name,
         steps=tuple(steps),
@@ -383,7 +381,16 @@ def planned(name: str, declared: Declaration, models: Mapping[str, ModelConfig])
             for name in specs.keys() - {each.partition(".")[0] for source in outputs for each in source.names}
         },
     )
-    return config, plan
+    return StepsModel(
+        name=name,
+        backend="steps",
+        max_batch_size=0,
+        inputs=tuple(planner.given.values()),
+        outputs=(*answered, *([TensorSpec(SKIPPED, BYTES, (-1,))] if has_optional else ())),
+        decoupled=bool(decoupled),
+        steps=tuple(_shown(each, outputs) for each in steps if each.config is not None),
+        plan=plan,
+    )
 
 
 def _shown(step: PlannedStep, answered: Sequence[Source]) -> Step:

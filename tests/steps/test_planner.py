@@ -174,7 +174,7 @@ def test_a_comparison_is_with_a_value_of_the_tensors_type(datatype: str, key: st
     steps = {"a": {"model": "same", "inputs": {"X": "X"}}, "e": {"when": {key: ["X", value]}, "exit": "done"}}
     specs = {name: StepSpec.model_validate(each) for name, each in steps.items()}
     with nullcontext() if fits else pytest.raises(PipelineMismatch, match=r"compares|value of"):
-        _, plan = planned("p", Declaration(specs), {"same": config})
+        plan = planned("p", Declaration(specs), {"same": config}).plan
         test = plan.steps[-1].test
         assert test is not None
         assert test({"X": Tensor("X", datatype, np.zeros(1, DTYPE_BY_DATATYPE[datatype]))}) is (key == "below")

@@ -67,10 +67,11 @@ async def test_no_order_of_requests_locks_models_with_one_slot(seed: int) -> Non
     for number in range(3):
         specs = {name: StepSpec.model_validate(each) for name, each in graph_of(rng).items()}
         leaves = [Source((f"{name}.Y",)) for name, each in specs.items() if each.model is not None]
-        plans.append((f"p{number}", *planned(f"p{number}", Declaration(specs, leaves), configs)))
+        plans.append(planned(f"p{number}", Declaration(specs, leaves), configs))
 
     async def request() -> None:
-        name, config, plan = rng.choice(plans)
+        config = rng.choice(plans)
+        name, plan = config.name, config.plan
         x = np.asarray([rng.random()], np.float32)
         tensors = (Tensor("X", "FP32", x), Tensor("P", "FP32", np.zeros((rng.randint(0, 4), 1), np.float32)))
         sent, deadline = InferenceRequest(name, tensors).extended(plan), Deadline.after(30)

@@ -66,9 +66,9 @@ class Steps:
         specs = {name: StepSpec.model_validate(each) for name, each in yaml.safe_load(text).items()}
         sources = [Source((each,) if isinstance(each, str) else each, is_race) for each in outputs]
         configs = {name: each.config for name, each in MODELS.items()}
-        self.config, self.plan = planned(
-            "steps", Declaration(specs, sources, fields=[TensorSpec("mode", "BYTES", (1,), optional=True)]), configs
-        )
+        fields = [TensorSpec("mode", "BYTES", (1,), optional=True)]
+        self.config = planned("steps", Declaration(specs, sources, fields=fields), configs)
+        self.plan = self.config.plan
         self.models = NumpyEngine(MODELS, pause=lambda model: SLOW_S if model == "slow" else 0.0)
         self.slots = FreeSlots()
         self.outcomes: list[tuple[str, str]] = []

@@ -217,12 +217,13 @@ async def compare(graph: Graph, rng: random.Random) -> None:
     engine = NumpyEngine(BY_NAME, pause=lambda _: rng.choice([0, 0, 0.0005]))
     slots = FreeSlots()
     try:
-        config, plan = planned("graph", Declaration(specs, sources), CONFIGS)
+        config = planned("graph", Declaration(specs, sources), CONFIGS)
     except PipelineMismatch as exc:
         if "can never hold" in exc.text:
             return
         raise
     inputs = tuple(Tensor(each.name, "FP32", given[each.name]) for each in config.inputs)
+    plan = config.plan
     request = InferenceRequest("graph", inputs).extended(plan)
     response = await StepsEngine(engine, slots.enter).infer(request, Deadline.after(10))
     interpreter = Interpreter(given)

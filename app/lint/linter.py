@@ -198,13 +198,13 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[s
 
 def _misfits_of_request(pipeline: Pipeline, values: Mapping[str, Any], folder: Path) -> Sequence[tuple[Location, str]]:
     """Checks that the files of a ``sample`` or an example can be read, and that the pipeline accepts its values."""
-    names, contents = pipeline.reader.names, dict[str, bytes]()
+    names, contents = pipeline.reader.names, dict[str, list[bytes]]()
     misfits: list[tuple[Location, str]] = [
         ((name,), f"is not a field of the pipeline{nearest(name, names)}") for name in values if name not in names
     ]
-    for name, path in paths_in(pipeline, values).items():
+    for name, path in ((name, path) for name, paths in paths_in(pipeline, values).items() for path in paths):
         try:
-            contents[name] = read_regular_file(folder / path, MAX_FILE_BYTES)
+            contents.setdefault(name, []).append(read_regular_file(folder / path, MAX_FILE_BYTES))
         except OSError as exc:
             misfits.append(((name,), f"names a file that cannot be read: {folder / path}: {exc.strerror or exc}"))
     if misfits:

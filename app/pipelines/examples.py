@@ -67,11 +67,12 @@ def example_of(pipeline: Pipeline) -> dict[str, Any]:
     return {name: _value_of(made[name]) if sample is None or name in made else sample[name] for name in names}
 
 
-def file_names_of(pipeline: Pipeline) -> dict[str, str]:
-    """Returns path by field name, for the fields of the example that are file parts in a form."""
-    names, given = example_of(pipeline), pipeline.spec.sample or {}
-    files = (field for field in pipeline.inputs if field.is_file and field.is_bare and field.name in names)
-    return {field.name: str(given.get(field.name, FILE_NAMES[field.spec.kind])) for field in files}
+def file_names_of(pipeline: Pipeline) -> dict[str, Sequence[str]]:
+    """Returns the paths by field name, for the fields of the example that are file parts in a form."""
+    parts = [each for each in pipeline.inputs if each.is_file and (each.is_bare or each.is_list_of_files)]
+    values = {each.name: FILE_NAMES[each.spec.kind] for each in parts if each.name in example_of(pipeline)}
+    paths = paths_in(pipeline, values | (pipeline.spec.sample or {}))
+    return {name: paths[name] for name in values if name in paths}
 
 
 def _value_of(field: Field) -> Any:
@@ -105,7 +106,7 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 """gRPC's limit for what Triton is sent."""
 
 Values = Mapping[str, Any]
-"""JSON values by field name. A file is a path, relative to the folder of ``gateway.yaml``."""
+"""JSON values by field name. A file is a path, relative to the folder of ``gateway.yaml``; several are a list."""
 
 
 def declared_requests(spec: PipelineSpec) -> dict[str, Values]:
@@ -114,10 +115,11 @@ def declared_requests(spec: PipelineSpec) -> dict[str, Values]:
     return {**sample, **spec.examples}
 
 
-def paths_in(pipeline: Pipeline, values: Values) -> dict[str, str]:
-    """Returns path by field name, for the fields that are files."""
-    given = {field.name: values.get(field.name) for field in pipeline.inputs if field.is_file}
-    return {name: path for name, path in given.items() if isinstance(path, str)}
+def paths_in(pipeline: Pipeline, values: Values) -> dict[str, Sequence[str]]:
+    """Returns the paths by field name, for the fields that are files."""
+    given: Values = {field.name: values.get(field.name) for field in pipeline.inputs if field.is_file}
+    listed = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    return {name: paths for name, paths in listed.items() if all(isinstance(path, str) for path in paths)}
 
 
 def body_of(pipeline: Pipeline, values: Values, folder: Path, max_file_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -125,17 +127,23 @@ def body_of(pipeline: Pipeline, values: Values, folder: Path, max_file_bytes: in
 
     Raises OSError for a file that cannot be read, TypeError or ValueError for a value that has no JSON form.
     """
-    paths = paths_in(pipeline, values)
-    files = {name: read_regular_file(folder / path, max_file_bytes) for name, path in paths.items()}
+    files = {
+        name: [read_regular_file(folder / path, max_file_bytes) for path in paths]
+        for name, paths in paths_in(pipeline, values).items()
+    }
     return body_with(pipeline, values, files)
 
 
-def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> bytes:
-    """The JSON body of a request with the values. ``files``: content by field name. Raises TypeError or ValueError."""
+def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, Sequence[bytes]]) -> bytes:
+    """The JSON body of a request with the values. ``files``: contents by field name. Raises TypeError or ValueError."""
+    body = dict(values)
     for field in pipeline.inputs:
-        if field.is_file and field.name in values and field.name not in files:
-            raise TypeError(f"'{field.name}' is not the path of a file")
-    return orjson.dumps({**values, **{name: base64.b64encode(content).decode() for name, content in files.items()}})
+        if field.is_file and field.name in values:
+            if field.name not in files:
+                raise TypeError(f"'{field.name}' is not the path of a file")
+            texts = [base64.b64encode(content).decode() for content in files[field.name]]
+            body[field.name] = texts if isinstance(values[field.name], list) else texts[0]
+    return orjson.dumps(body)
 
 
 VARIATIONS = 4

@@ -78,7 +78,7 @@ def hard_to_try(pipeline: Pipeline) -> tuple[bool, bool, bool, bool]:
 def _call_of(pipeline: Pipeline, url: str, *, with_key: bool) -> str:
     """A call that works where it is pasted: without values of a large tensor, and without files that are elsewhere."""
     is_large = any(isinstance(value, Filled) for value in example_of(pipeline).values())
-    has_files = all(Path(path).is_file() for path in file_names_of(pipeline).values())
+    has_files = all(Path(path).is_file() for paths in file_names_of(pipeline).values() for path in paths)
     if has_files and not is_large:
         return samples_of(pipeline, url, with_key=with_key)["curl"]
     address = f"{url}/v1/pipelines/{pipeline.name}"

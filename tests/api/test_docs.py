@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,6 +18,7 @@ from app.api.bodies import Limits
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.pipelines.catalog_endpoints import graph_described, samples_of
 from app.core.model import ModelConfig, Step
+from app.pipelines.examples import body_of
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import GatewaySpec
 from tests.api.conftest import PNG, READ, READER, WRITER, word
@@ -102,6 +104,12 @@ FILES = pipeline(
     },
     sample={"a": "an image; type=x.png", "b": "b.bin", "t": "@/etc/passwd'", "n": [0.5, 1]},
 )
+BATCH = pipeline(
+    model("A BYTES [1]", max_batch_size=2),
+    inputs={"a": {"tensor": "A", "kind": "binary"}},
+    batch=True,
+    sample={"a": ["1.bin", "2.bin"]},
+)
 LARGE = pipeline(model("N FP32 [3,200]"), inputs={"n": {"tensor": "N", "minimum": 1}})
 
 
@@ -119,7 +127,18 @@ def test_samples_send_every_field_and_read_only_declared_files() -> None:
         '"n", "[0.5, 1]"',
     ):
         assert f"form.append({line}" in samples["javascript"]
-    assert "files={'a': open('an image; type=x.png', 'rb'), 'b': open('b.bin', 'rb')}" in samples["python"]
+    assert "files=[('a', open('an image; type=x.png', 'rb')), ('b', open('b.bin', 'rb'))]" in samples["python"]
+
+
+def test_samples_of_a_batch_send_each_file_as_a_part(tmp_path: Path) -> None:
+    samples = samples_of(BATCH, "http://x")
+    assert shlex.split(samples["curl"])[2:] == ["-F", "a=@1.bin", "-F", "a=@2.bin"]
+    assert samples["javascript"].count('form.append("a", await openAsBlob(') == 2
+    assert "files=[('a', open('1.bin', 'rb')), ('a', open('2.bin', 'rb'))]" in samples["python"]
+    for name, content in (("1.bin", b"one"), ("2.bin", b"two")):
+        (tmp_path / name).write_bytes(content)
+    request = BATCH.request_of_json(body_of(BATCH, {"a": ["1.bin", "2.bin"]}, tmp_path))
+    assert request.inputs[0].array.tolist() == [[b"one"], [b"two"]]
 
 
 def test_a_large_tensor_is_written_as_an_expression() -> None:

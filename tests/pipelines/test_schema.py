@@ -270,7 +270,7 @@ def test_the_example_of_an_image_is_an_image_and_that_of_json_an_object() -> Non
     p = pipeline(model(["F BYTES [1]", "J BYTES [1]"]), inputs=inputs)
     check_image(base64.b64decode(example_of(p)["f"]))
     assert example_of(p)["j"] == {}
-    assert file_names_of(p) == {"f": "image.png"}
+    assert file_names_of(p) == {"f": ["image.png"]}
 
 
 def test_a_sample_becomes_the_example_with_base64_files() -> None:
@@ -280,4 +280,4 @@ def test_a_sample_becomes_the_example_with_base64_files() -> None:
     example = example_of(p)
     assert (example["t"], example["n"]) == ("a", None)
     check_image(base64.b64decode(example["f"]))
-    assert file_names_of(p) == {"f": "sign.png"}
+    assert file_names_of(p) == {"f": ["sign.png"]}

@@ -95,7 +95,7 @@ class PipelineOutput(PipelineField, kw_only=True):
 
 class PipelineExample(Struct):
     name: Annotated[str, Meta(description="`sample` is the pipeline's sample")]
-    files: Annotated[dict[str, str], Meta(description="The paths of its files by field")]
+    files: Annotated[dict[str, str | Sequence[str]], Meta(description="The paths of its files by field")]
 
 
 class OpenAIForm(Struct):
@@ -340,7 +340,7 @@ def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict
         },
         "sample": sample,
         "examples": [
-            PipelineExample(name, examples.paths_in(pipeline, values))
+            PipelineExample(name, {field: values[field] for field in examples.paths_in(pipeline, values)})
             for name, values in examples.declared_requests(spec).items()
         ],
     }
@@ -436,7 +436,11 @@ def samples_of(pipeline: Pipeline, base_url: str, template: str = SAMPLES, *, wi
     """
     body, names = examples.example_of(pipeline), examples.file_names_of(pipeline)
     # In other paths, curl would read ``;`` and ``,`` as the start of options.
-    quoted = (path if _PLAIN_PATH.fullmatch(path) else json.dumps(path, ensure_ascii=False) for path in names.values())
+    files = [
+        (name, path, path if _PLAIN_PATH.fullmatch(path) else json.dumps(path, ensure_ascii=False), Path(path).name)
+        for name, paths in names.items()
+        for path in paths
+    ]
     texts = {
         name: value.nested() if isinstance(value, examples.Filled) else value
         for name, value in body.items()
@@ -456,7 +460,7 @@ def samples_of(pipeline: Pipeline, base_url: str, template: str = SAMPLES, *, wi
             "body": body,
             "is_large": not names and any(isinstance(value, examples.Filled) for value in body.values()),
             "members": [f"{json.dumps(name)}: {javascript(value)}" for name, value in body.items()],
-            "files": [(*each, file, Path(each[1]).name) for each, file in zip(names.items(), quoted, strict=True)],
+            "files": files,
             "fields": {name: text if isinstance(text, str) else json.dumps(text) for name, text in texts.items()},
         }
     )

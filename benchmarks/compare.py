@@ -88,7 +88,7 @@ class Found:
 class Goal:
     """A minimum and an aim for a figure of one server, or for its comparison with another within each round.
 
-    If ``floor`` is above ``aim``, lower is better. None: there is no minimum, or no aim.
+    None: there is no minimum, or no aim. ``case``: the row of the goal, whose title is then a column.
     """
 
     title: str
@@ -98,6 +98,7 @@ class Goal:
     """Returns None if the run has no figures for it."""
     unit: str = "x"
     lower: bool = False
+    case: str = ""
 
     def row(self, found: Spread) -> list[str]:
         bounds = ["" if each is None else f"{each:g} {self.unit}".replace(" x", "x") for each in (self.floor, self.aim)]
@@ -212,42 +213,58 @@ class Comparison:
             yield triton.pid if triton else None, peers
 
     def results(self, found: Found) -> list[Table | Figure]:
-        tables = [self.table(each, found) for each in self.workloads]
         idle = [[peer, Spread(values).text(1)] for peer, values in found.idle_kib.items()]
         idle_note = "Resident memory that each open, silent stream adds to the process, including its call to Triton."
         errors = ["workload", "server", "error"]
         return [
             self.goals_table(found),
             *(chart.drawn(list(self.peers), found) for chart in self.charts),
-            *tables,
+            *(self.table(unit, found) for unit in dict.fromkeys(each.unit for each in self.workloads)),
             *([Table("Idle streams", ["server", "KiB a stream"], idle, idle_note)] if idle else []),
             *([Table("Repeated measurements", errors, found.repeated)] if found.repeated else []),
         ]
 
     def goals_table(self, found: Found) -> Table:
-        rows = [goal.row(value) for goal in self.goals if (value := goal.figure(found)) is not None]
-        note = f"{self.note} Ratios are computed within each round: median (10th to 90th percentile)."
-        return Table("What this gateway reaches", ["", "found", "at least", "aim", ""], rows, note.strip())
+        values = [(goal, value) for goal in self.goals if (value := goal.figure(found)) is not None]
+        note = f"{self.note} Ratios are computed within each round: median (10th to 90th percentile).".strip()
+        titles = list(dict.fromkeys(goal.title for goal in self.goals if goal.case))
+        if not titles:
+            columns, rows = ["", "found", "at least", "aim", ""], [goal.row(value) for goal, value in values]
+        else:
+            columns, cells = ["", *titles], {(goal.case, goal.title): goal.row(value) for goal, value in values}
+            cases = dict.fromkeys(goal.case for goal, _ in values)
+            rows = [[case, *(_found(cells.get((case, title))) for title in titles)] for case in cases]
+        return Table("What this gateway reaches", columns, rows, note)
 
-    def table(self, workload: Workload, found: Found) -> Table:
+    def table(self, unit: str, found: Found) -> Table:
         """The rate has a spread; the other figures are medians, which keeps the table narrow."""
-        unit, first = workload.unit, "" if workload.streams_s is None else "first event "
-        columns = ["server", f"{unit}s/s", f"{first}p50, ms", f"{first}p99, ms", "CPU µs, server", "CPU µs, Triton"]
-        rows = [self._row(name, found.samples[workload][name]) for name in self.peers if found.has(workload, name)]
-        return Table(workload.title, columns, rows, f"CPU: for one {unit}.")
+        workloads = [each for each in self.workloads if each.unit == unit]
+        first = "" if workloads[0].streams_s is None else "first event "
+        columns = ["", f"{unit}s/s", f"{first}p50, p99, ms", "CPU, µs: server, Triton"]
+        rows: list[list[str]] = []
+        for each in workloads:
+            rows.append([f"**{each.title}**", "", "", ""])
+            rows += [self._row(name, found.samples[each][name]) for name in self.peers if found.has(each, name)]
+        return Table(f"{unit.capitalize()}s", columns, rows, f"CPU: for one {unit}.")
 
     def _row(self, peer: str, samples: list[Sample]) -> list[str]:
         def median(figure: str, digits: int = 0) -> str:
             return f"{statistics.median(getattr(sample, figure) for sample in samples):,.{digits}f}"
 
+        cpu = NONE if peer in self.cpu_elsewhere else median("peer_us")
         return [
             peer,
             Spread([sample.rate for sample in samples]).text(),
-            median("p50_ms", 2),
-            median("p99_ms", 2),
-            NONE if peer in self.cpu_elsewhere else median("peer_us"),
-            median("triton_us") if self.has_triton else NONE,
+            f"{median('p50_ms', 2)}, {median('p99_ms', 2)}",
+            f"{cpu}, {median('triton_us')}" if self.has_triton else cpu,
         ]
+
+
+def _found(row: list[str] | None) -> str:
+    """The figure of a goal's row, marked if its minimum is missed."""
+    if row is None:
+        return ""
+    return f"{row[1]} {row[-1]}" if "missed" in row[-1] else row[1]
 
 
 async def _sample(peer: Peer, workload: Workload, triton_pid: int | None, warm_up_s: float, seconds: float) -> Sample:

@@ -274,9 +274,19 @@ def test_a_goal_is_missed_reached_or_exceeded() -> None:
         assert row_of(COMPARISON.goals_table(found), rate).endswith(f"| 2x | 2.5x | {verdict} |")
 
 
+def test_goals_of_a_case_share_a_row() -> None:
+    found, case = Found(), steps.ALL[0]
+    for peer, p50_ms in ((steps.STEPS, 3.0), (steps.SCRIPT, 2.0)):
+        found.add(case, peer, replace(SAMPLE, p50_ms=p50_ms))
+    table = steps.COMPARISON.goals_table(found)
+    assert table.columns[1:3] == ["p50: steps / BLS script", "CPU of gateway and Triton: steps / BLS script"]
+    assert table.rows == [[case.title, "1.50 (1.50-1.50)x **missed**", "1.00 (1.00-1.00)x", ""]]
+
+
 def test_a_workload_has_a_row_for_each_peer_in_order() -> None:
-    lines = str(COMPARISON.table(SMALL_32, found_with())).splitlines()
-    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[-len(servers.PEERS) :]] == list(servers.PEERS)
+    rows = [row[0] for row in COMPARISON.table("request", found_with()).rows]
+    start = rows.index(f"**{SMALL_32.title}**") + 1
+    assert rows[start : start + len(servers.PEERS)] == list(servers.PEERS)
 
 
 def test_repeated_measurements_are_listed_if_there_are_any() -> None:

@@ -101,16 +101,11 @@ class Goal:
     case: str = ""
 
     def row(self, found: Spread) -> list[str]:
+        """Returns the title, the figure, which is marked if the minimum is missed, the minimum and the aim."""
         bounds = ["" if each is None else f"{each:g} {self.unit}".replace(" x", "x") for each in (self.floor, self.aim)]
-        return [self.title, f"{found.text(2)} {self.unit}".replace(" x", "x"), *bounds, self._verdict(found.median)]
-
-    def _verdict(self, value: float) -> str:
-        is_better = operator.le if self.lower else operator.ge
-        if self.aim is not None and is_better(value, self.aim):
-            return "aim reached"
-        if self.floor is None:
-            return ""
-        return "reached" if is_better(value, self.floor) else "**missed**"
+        is_reached = self.floor is None or (operator.le if self.lower else operator.ge)(found.median, self.floor)
+        figure = f"{found.text(2)} {self.unit}".replace(" x", "x")
+        return [self.title, figure if is_reached else f"{figure} **missed**", *bounds]
 
 
 def ratio(
@@ -229,11 +224,11 @@ class Comparison:
         note = f"{self.note} Ratios are computed within each round: median (10th to 90th percentile).".strip()
         titles = list(dict.fromkeys(goal.title for goal in self.goals if goal.case))
         if not titles:
-            columns, rows = ["", "found", "at least", "aim", ""], [goal.row(value) for goal, value in values]
+            columns, rows = ["", "found", "required", "aim"], [goal.row(value) for goal, value in values]
         else:
-            columns, cells = ["", *titles], {(goal.case, goal.title): goal.row(value) for goal, value in values}
-            cases = dict.fromkeys(goal.case for goal, _ in values)
-            rows = [[case, *(_found(cells.get((case, title))) for title in titles)] for case in cases]
+            columns, cells = ["", *titles], {(goal.case, goal.title): goal.row(value)[1] for goal, value in values}
+            cases = dict.fromkeys(case for case, _ in cells)
+            rows = [[case, *(cells.get((case, title), "") for title in titles)] for case in cases]
         return Table("What this gateway reaches", columns, rows, note)
 
     def table(self, unit: str, found: Found) -> Table:
@@ -258,13 +253,6 @@ class Comparison:
             f"{median('p50_ms', 2)}, {median('p99_ms', 2)}",
             f"{cpu}, {median('triton_us')}" if self.has_triton else cpu,
         ]
-
-
-def _found(row: list[str] | None) -> str:
-    """The figure of a goal's row, marked if its minimum is missed."""
-    if row is None:
-        return ""
-    return f"{row[1]} {row[-1]}" if "missed" in row[-1] else row[1]
 
 
 async def _sample(peer: Peer, workload: Workload, triton_pid: int | None, warm_up_s: float, seconds: float) -> Sample:

@@ -118,8 +118,16 @@ def rows_of_metrics(metrics: Metrics) -> Iterator[Row]:
         for family in collector.collect():
             if family.name.startswith("process_"):  # as of every program with prometheus-client
                 continue
-            name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
-            yield name, family.type, labels, family.documentation.rstrip(".")
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            assert family.type == type_of(name), f"docs/reference/metrics.md gives the wrong type for {name}"
+            yield f"`{name}`", labels, family.documentation.rstrip(".")
+
+
+def type_of(metric: str) -> str:
+    """The type of a metric by its name, as the page explains it."""
+    if metric.endswith("_total"):
+        return "counter"
+    return "histogram" if metric.endswith(("_seconds", "_items_per_call")) else "gauge"
 
 
 def rows_of_neutral_fields() -> Iterator[Row]:

@@ -151,7 +151,7 @@ class Settings(BaseModel):
     triton_cert: Path | None = Field(None, description="PEM file of the gateway's own certificate, for mutual TLS")
     triton_key: Path | None = Field(None, description="PEM file of the private key of that certificate")
     triton_token_file: Path | None = Field(
-        None, description="file of a bearer token that each call to Triton carries; read again when it changes"
+        None, description="file of a bearer token for each call to Triton; read again when it changes"
     )
     config: Path | None = Field(
         None,

@@ -238,7 +238,7 @@ class Comparison:
         columns = ["", f"{unit}s/s", f"{first}p50, p99, ms", "CPU, µs: server, Triton"]
         rows: list[list[str]] = []
         for each in workloads:
-            rows.append([f"**{each.title}**", "", "", ""])
+            rows.append([f"**{each.title}**"])
             rows += [self._row(name, found.samples[each][name]) for name in self.peers if found.has(each, name)]
         return Table(f"{unit.capitalize()}s", columns, rows, f"CPU: for one {unit}.")
 

@@ -134,7 +134,7 @@ def rows_of_neutral_fields() -> Iterator[Row]:
     """Fields with the same values are one row."""
     names: dict[Row, list[str]] = {}
     for name, neutral in NEUTRAL_OF_TEXTS.items():
-        names.setdefault((neutral.meaning, "yes" if name in NEUTRAL_OF_EMBEDDINGS else "no"), []).append(f"`{name}`")
+        names.setdefault((neutral.meaning, "yes" if name in NEUTRAL_OF_EMBEDDINGS else ""), []).append(f"`{name}`")
     for (meaning, is_of_embeddings), alike in names.items():
         yield ", ".join(alike), meaning, is_of_embeddings
 

@@ -35,11 +35,8 @@ WHAT = (
     "Then each request is compared: what its client received, what the gateway counted, and what the model noted. "
     "*Unexplained* is a request with a difference that no rule allows. *Left*: the client disconnected; *lost*: a "
     "fault cut its connection. Two numbers are those of the gateway and of Redis. "
-    f"Seed {SEED}; {LONG_S:g} s of faults for one process, as long for two workers and Redis, and for requests "
-    "that share calls, whose answers prove whose they are; "
-    f"{HOSTILE:,} hostile requests; memory over {REQUESTS:,} requests; "
-    f"{KEPT_S:g} s of resumable streams without a reader, for each store; "
-    f"{CLOSED_S:g} s of connections with large messages, in a gateway that collects no garbage."
+    "Answers of calls that are shared prove whose they are. The gateway with large messages collects no garbage. "
+    f"Seed {SEED}."
 )
 STREAMS = frozenset({"stream", "resumable", "generate_stream", "openai", "stalled", "websocket"})
 """The dialects whose answers are streams of events."""

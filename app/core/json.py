@@ -121,17 +121,6 @@ def const_of(value: Any) -> Schema:
     return {"type": _TYPE_OF[type(value)], "const": value}
 
 
-def only(value: Any) -> Schema:
-    """Describes one value member by member, because generators cannot write enums of objects and arrays."""
-    if isinstance(value, dict):
-        members = {name: only(member) for name, member in value.items()}
-        return {"type": "object", "required": list(members), "properties": members, "additionalProperties": False}
-    if isinstance(value, list):
-        length = len(value)
-        return {"type": "array", "items": enum_of(value) if value else {}, "minItems": length, "maxItems": length}
-    return const_of(value)
-
-
 def one_of(schemas: Sequence[Any], key: str = "oneOf") -> Any:
     """A single schema needs no ``oneOf`` or ``anyOf``."""
     return schemas[0] if len(schemas) == 1 else {key: list(schemas)}

@@ -9,7 +9,7 @@ Source: OpenAI's clients. The classes of their errors depend on the status; for 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -28,7 +28,7 @@ from app.api.exchange import Exchange, JsonResponse, check_pipeline
 from app.codecs.json_scan import has_more_elements, malformed, members_of
 from app.core.answer import Values
 from app.core.errors import FieldProblem, GatewayError, InvalidInput, UnknownPipeline
-from app.core.json import enum_of, only, schema_of
+from app.core.json import schema_of
 from app.core.text import nearest, shown
 from app.pipelines.body import Body, is_null, problem_of_value, refused
 from app.pipelines.catalog import Catalog
@@ -43,70 +43,68 @@ Labels = Annotated[dict[_Key, _Value], Meta(max_length=16)]
 """The limits are OpenAI's."""
 FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 NOT_SUPPORTED = "is not supported by this model"
+_ZERO, _ONE = (Annotated[float, Meta(ge=each, le=each)] for each in (0, 1))
+_NO_ITEMS = Annotated[list[Any], Meta(max_length=0)]
+_TEXT_FORMAT = msgspec.defstruct("_TextFormat", [("type", Literal["text"])], forbid_unknown_fields=True)
+_TEXT_MODALITY = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """A field that does not change the answer, with the accepted values: those of a type, or a few.
+    """A field that does not change the answer, with the type of the accepted values.
 
     No model has these fields: the gateway checks their type and ignores them. A field that the pipeline declares under
     the same name is the pipeline's. docs/reference/openai.md lists these fields, and
     docs/decisions/0019-openai-dialect.md has the reasons.
 
-    ``meaning``: for docs/reference/openai.md.
+    ``meaning``: for docs/reference/openai.md. ``is_default``: other values would change the answer.
     """
 
     meaning: str
-    type: Any = None
-    values: Sequence[Any] = ()
+    type: Any
+    is_default: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the accepted values."""
-        if self.type is not None:
-            schemas = [schema_of(self.type), {"type": "null"}]
-        elif isinstance(self.values[0], (list, dict)):
-            schemas = [*map(only, self.values), {"type": "null"}]
-        else:
-            return {**enum_of([*self.values, None]), "description": self.meaning}
-        return {"anyOf": schemas, "description": self.meaning}
+        return {**schema_of(self.type | None), "description": self.meaning}
 
 
 _BOOKKEEPING = {
-    "metadata": Neutral("up to 16 labels, texts of up to 64 characters with texts of up to 512", type=Labels),
-    "prompt_cache_key": Neutral("a text; the gateway has no cache of prompts", type=_Text),
-    "prompt_cache_options": Neutral("an object like `metadata`", type=Labels),
-    "prompt_cache_retention": Neutral("a text", type=_Text),
-    "safety_identifier": Neutral("a text", type=_Text),
-    "service_tier": Neutral("a text; priorities come from the API key", type=_Text),
-    "store": Neutral("true or false; nothing is stored", type=bool),
-    "user": Neutral("a text", type=_Text),
+    "metadata": Neutral("up to 16 labels, texts of up to 64 characters with texts of up to 512", Labels),
+    "prompt_cache_key": Neutral("a text; the gateway has no cache of prompts", _Text),
+    "prompt_cache_options": Neutral("an object like `metadata`", Labels),
+    "prompt_cache_retention": Neutral("a text", _Text),
+    "safety_identifier": Neutral("a text", _Text),
+    "service_tier": Neutral("a text; priorities come from the API key", _Text),
+    "store": Neutral("true or false; nothing is stored", bool),
+    "user": Neutral("a text", _Text),
 }
 """Fields about the caller, the price and the storage of a request."""
 
 NEUTRAL_OF_EMBEDDINGS: Mapping[str, Neutral] = _BOOKKEEPING
 NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = _BOOKKEEPING | {
-    "best_of": Neutral("only 1", values=[1]),
-    "echo": Neutral("only `false`; of chats", values=[False]),
-    "frequency_penalty": Neutral("only 0", values=[0]),
-    "function_call": Neutral("only `none` and `auto`", values=["none", "auto"]),
-    "functions": Neutral("only `[]`", values=[[]]),
-    "ignore_eos": Neutral("only `false`", values=[False]),
-    "logit_bias": Neutral("only `{}`", values=[{}]),
-    "logprobs": Neutral("only `false`", values=[False]),
-    "min_tokens": Neutral("only 0", values=[0]),
-    "modalities": Neutral('only `["text"]`', values=[["text"]]),
-    "parallel_tool_calls": Neutral("true or false; there are no tools", type=bool),
-    "prediction": Neutral("an object; the answer is generated without it", type=dict[str, Any]),
-    "presence_penalty": Neutral("only 0", values=[0]),
-    "reasoning_effort": Neutral("only `none`", values=["none"]),
-    "response_format": Neutral('only `{"type": "text"}`; of completions', values=[{"type": "text"}]),
-    "suffix": Neutral("only an empty text", values=[""]),
-    "tool_choice": Neutral("only `none` and `auto`", values=["none", "auto"]),
-    "tools": Neutral("only `[]`", values=[[]]),
-    "top_logprobs": Neutral("only 0", values=[0]),
-    "top_p": Neutral("only 1", values=[1]),
-    "verbosity": Neutral("`low`, `medium` or `high`", type=Literal["low", "medium", "high"]),
+    "best_of": Neutral("only 1", _ONE, is_default=True),
+    "echo": Neutral("only `false`; of chats", Literal[False], is_default=True),
+    "frequency_penalty": Neutral("only 0", _ZERO, is_default=True),
+    "function_call": Neutral("only `none` and `auto`", Literal["none", "auto"], is_default=True),
+    "functions": Neutral("only `[]`", _NO_ITEMS, is_default=True),
+    "ignore_eos": Neutral("only `false`", Literal[False], is_default=True),
+    "logit_bias": Neutral("only `{}`", Annotated[dict[str, Any], Meta(max_length=0)], is_default=True),
+    "logprobs": Neutral("only `false`", Literal[False], is_default=True),
+    "min_tokens": Neutral("only 0", _ZERO, is_default=True),
+    "modalities": Neutral('only `["text"]`', _TEXT_MODALITY, is_default=True),
+    "parallel_tool_calls": Neutral("true or false; there are no tools", bool),
+    "prediction": Neutral("an object; the answer is generated without it", dict[str, Any]),
+    "presence_penalty": Neutral("only 0", _ZERO, is_default=True),
+    "reasoning_effort": Neutral("only `none`", Literal["none"], is_default=True),
+    "response_format": Neutral('only `{"type": "text"}`; of completions', _TEXT_FORMAT, is_default=True),
+    "suffix": Neutral("only an empty text", Annotated[str, Meta(max_length=0)], is_default=True),
+    "tool_choice": Neutral("only `none` and `auto`", Literal["none", "auto"], is_default=True),
+    "tools": Neutral("only `[]`", _NO_ITEMS, is_default=True),
+    "top_logprobs": Neutral("only 0", _ZERO, is_default=True),
+    "top_p": Neutral("only 1", _ONE, is_default=True),
+    "verbosity": Neutral("`low`, `medium` or `high`", Literal["low", "medium", "high"]),
 }
 
 
@@ -193,17 +191,11 @@ class NamedRequest(Generic[Form]):
                     found[field], self.name_by_field[field] = text, name
             elif (known := neutral.get(name)) is None:
                 problems.append(FieldProblem(shown(name), NOT_SUPPORTED))
-            elif known.type is None:
-                value = take({name: text}, name, Any, None, max_elements=len(text)) if len(text) <= 256 else None
-                if not any(
-                    isinstance(value, bool) == isinstance(each, bool) and value == each for each in known.values
-                ):
-                    problems.append(FieldProblem(name, NOT_SUPPORTED))
             else:
                 try:
                     take({name: text}, name, known.type, None)
                 except InvalidInput as exc:
-                    problems += exc.errors
+                    problems += [FieldProblem(name, NOT_SUPPORTED)] if known.is_default else exc.errors
         if problems:
             raise refused(problems)
         pieces: list[Body] = []

@@ -6,7 +6,6 @@ gateway creates the environment if its own Python cannot run models. The extra `
 has its own setup, `deploy/bootstrap.py`.
 """
 
-import json
 import os
 import random
 import secrets
@@ -124,17 +123,6 @@ class EmbeddedOptions:
     read: Callable[[Path], ServedRepository] = every_folder
 
 
-_PROBE = """
-import importlib.metadata as metadata, json
-def found(name):
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None
-numpy, wheel = found("numpy"), found("nvidia-pytriton")
-print(json.dumps([numpy and numpy.version, wheel and str(wheel.locate_file("pytriton/tritonserver"))]))
-"""
-
 PACKAGES = "'numpy<2' 'nvidia-pytriton==0.7.0'"
 """The packages that an environment needs to run Triton and Python models, as arguments of pip."""
 
@@ -159,24 +147,22 @@ class ModelEnvironment:
         if not python.runs_models:
             by_extra = "With `pip install '.[embedded]'` the gateway installs one itself."
             raise EmbeddedTritonError(f"{refusal(python.path)} {by_extra}")
-        answer = subprocess.run([str(python.path), "-I", "-c", _PROBE], stdout=subprocess.PIPE, check=True, timeout=30)
-        numpy, server = json.loads(answer.stdout)
-        problems = []
+        problems, numpy = [], python.numpy
         if numpy is None:
             problems.append("it has no numpy")
         elif int(numpy.partition(".")[0]) >= 2:
             problems.append(
                 f"it has numpy {numpy}, and Triton's Python backend silently corrupts tensors with numpy 2 or newer"
             )
-        if server is None:
+        if python.server is None:
             problems.append("it does not hold the wheel nvidia-pytriton")
-        if problems:
+        if problems or python.server is None:
             raise EmbeddedTritonError(
                 f"The models' environment of {python.path} is not complete: {', and '.join(problems)}. "
                 f"Run `{python.path} -m pip install {PACKAGES}`. In a checkout, `make run` makes an environment "
                 "for the models."
             )
-        return cls(python, Path(server))
+        return cls(python, Path(python.server))
 
     @property
     def executable(self) -> Path:

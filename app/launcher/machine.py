@@ -100,6 +100,7 @@ NAMES = ("python3.12", "python3.11", "python3.10")
 # may have a shared libpython too. For an interpreter without one, INSTSONAME is a `.a` file or empty.
 _PROBE = """
 import ctypes, json, os, sys, sysconfig
+from importlib.metadata import distributions
 name = sysconfig.get_config_var("INSTSONAME") or ""
 libdir, multiarch = sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("MULTIARCH") or ""
 folders = [libdir, os.path.join(libdir, multiarch), os.path.join(sys.base_prefix, "lib")]
@@ -110,7 +111,9 @@ if not found and ".so" in name:
         found = [""]
     except OSError:
         pass
-print(json.dumps([sys.version_info[:2], found[0] if found else None]))
+numpy, wheel = (next(iter(distributions(name=each)), None) for each in ("numpy", "nvidia-pytriton"))
+server = wheel and str(wheel.locate_file("pytriton/tritonserver"))
+print(json.dumps([sys.version_info[:2], found[0] if found else None, numpy and numpy.version, server]))
 """
 
 
@@ -119,11 +122,14 @@ class Interpreter:
     """A Python on this machine.
 
     `library_folder` is the folder of its shared libpython: "" if the system's loader finds it, None without one.
+    `numpy` is the version of numpy, and `server` the `tritonserver` folder of the wheel, if they are installed.
     """
 
     path: Path
     version: tuple[int, int]
     library_folder: str | None
+    numpy: str | None = None
+    server: str | None = None
 
     @property
     def runs_models(self) -> bool:
@@ -139,8 +145,8 @@ def inspect(path: Path) -> Interpreter | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    version, library_folder = json.loads(answer.stdout)
-    return Interpreter(path, (version[0], version[1]), library_folder)
+    version, *others = json.loads(answer.stdout)
+    return Interpreter(path, (version[0], version[1]), *others)
 
 
 def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Path]:

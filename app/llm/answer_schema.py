@@ -7,6 +7,7 @@ schema is limited, and the steps of a check are counted before it runs. Two refe
 ``format`` is not checked. Source: https://json-schema.org/draft/2020-12/json-schema-validation.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -143,6 +144,11 @@ def check_references(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return parts
 
 
+_MEMBERS, _NAMES, _ITEMS = -1, -2, -3
+_PLACES = {"additionalProperties": _MEMBERS, "propertyNames": _NAMES, "items": _ITEMS, "contains": _ITEMS}
+"""Keyword -> all values one level deeper to which its part is applied."""
+
+
 class _Steps:
     """Counts the steps of one check: each part of the schema for each value to which the check may apply it."""
 
@@ -152,8 +158,7 @@ class _Steps:
         self._character_steps = character_steps
         self._known: dict[tuple[int, int], int | None] = {}
         """By part and values. None while they are being counted."""
-        self._below: dict[tuple[int, str | int | None], list[Any]] = {}
-        """By values and name or index: the values one level deeper. So equal values are the same list."""
+        self._known_below: dict[int, dict[str | int, list[Any]]] = {}
 
     def count(self, part: Any, values: Sequence[Any]) -> int:
         """``values``: all to which the part is applied at one place.
@@ -181,16 +186,15 @@ class _Steps:
 
     def _own_steps(self, part: Mapping[str, Any], values: Sequence[Any]) -> int:
         """The steps for what one part has itself: its data, and characters and items that it compares."""
+        data = [each for name in ("enum", "required", "type") for each in _list(part.get(name))]
+        data += [part.get(name) for name in ("const", "dependentRequired", "dependencies")]
         each_value = _PART_STEPS + (_FRACTION_STEPS if isinstance(part.get("multipleOf"), float) else 0)
-        for data in (*_list(part.get("enum")), part.get("const")):
-            each_value += _NESTED_STEPS * _size(data) if isinstance(data, dict | list | float) else 1
-        each_value += _NESTED_STEPS * sum(map(_size, _dict(part.get("dependentRequired")).values()))
-        each_value += sum(len(_list(part.get(name))) for name in ("required", "type"))
+        each_value += sum(_NESTED_STEPS * _size(each) if isinstance(each, dict | list | float) else 1 for each in data)
         texts = sum(len(each) for each in values if isinstance(each, str))
         steps = len(values) * each_value
         steps += self._character_steps * texts if "pattern" in part else texts // _CHARACTERS_PER_STEP
         if "patternProperties" in part:
-            names = sum(len(name) for each in values if isinstance(each, dict) for name in each)
+            names = sum(map(len, self._below(values).get(_NAMES, ())))
             steps += self._character_steps * names * len(_dict(part["patternProperties"]))
         if "uniqueItems" in part:
             steps += _NESTED_STEPS * sum(_size(each) for each in values if isinstance(each, list))
@@ -200,33 +204,33 @@ class _Steps:
         """Yields the parts inside a part, each with the values to which the check may apply it."""
         if isinstance(part.get("$ref"), str):
             yield _named(self._schema, part["$ref"]), values
-        for name in ("allOf", "anyOf", "oneOf"):
-            yield from ((each, values) for each in _list(part.get(name)))
-        yield from ((part[name], values) for name in ("not", "if", "then", "else") if name in part)
-        for name in ("dependentSchemas", "dependencies"):
-            yield from ((each, values) for each in _dict(part.get(name)).values())
-        objects = [each for each in values if isinstance(each, dict)]
-        if objects:
-            named = _dict(part.get("properties"))
-            for name in dict.fromkeys(name for each in objects for name in each if name in named):
-                yield named[name], self._kept(values, name, (each[name] for each in objects if name in each))
-            for each in (*_dict(part.get("patternProperties")).values(), part.get("additionalProperties")):
-                if isinstance(each, dict):
-                    yield each, self._kept(values, None, (inner for one in objects for inner in one.values()))
-            yield part.get("propertyNames"), self._kept(values, -1, (name for each in objects for name in each))
-        lists = [each for each in values if isinstance(each, list)]
-        if lists:
-            for index, each in enumerate(_list(part.get("prefixItems"))):
-                yield each, self._kept(values, index, (one[index] for one in lists if index < len(one)))
-            for each in (part.get("items"), part.get("contains")):
-                if isinstance(each, dict):
-                    yield each, self._kept(values, -2, (inner for one in lists for inner in one))
+        yield from ((part.get(name), values) for name in ("not", "if", "then", "else"))
+        yield from ((each, values) for name in ("allOf", "anyOf", "oneOf") for each in _list(part.get(name)))
+        named = (_dict(part.get(name)) for name in ("dependentSchemas", "dependencies"))
+        yield from ((each, values) for parts in named for each in parts.values())
+        properties, below = _dict(part.get("properties")), self._below(values)
+        yield from ((properties[name], below[name]) for name in properties.keys() & below.keys())
+        yield from ((each, below.get(index, ())) for index, each in enumerate(_list(part.get("prefixItems"))))
+        yield from ((each, below.get(_MEMBERS, ())) for each in _dict(part.get("patternProperties")).values())
+        yield from ((part.get(keyword), below.get(place, ())) for keyword, place in _PLACES.items())
 
-    def _kept(self, values: Sequence[Any], name: str | int | None, below: Iterable[Any]) -> list[Any]:
-        key = id(values), name
-        if key not in self._below:
-            self._below[key] = list(below)
-        return self._below[key]
+    def _below(self, values: Sequence[Any]) -> Mapping[str | int, Sequence[Any]]:
+        """Returns the values one level deeper, by name, index or place. Equal ones are the same list."""
+        below = self._known_below.get(id(values))
+        if below is None:
+            below = self._known_below[id(values)] = defaultdict(list)
+            for each in values:
+                pairs: Iterable[tuple[str | int, Any]] = ()
+                if isinstance(each, dict):
+                    below[_MEMBERS] += each.values()
+                    below[_NAMES] += each
+                    pairs = each.items()
+                elif isinstance(each, list):
+                    below[_ITEMS] += each
+                    pairs = enumerate(each[:_MAX_COUNTED])
+                for name, inner in pairs:
+                    below[name].append(inner)
+        return below
 
 
 def _size(value: Any) -> int:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array, bytes_array
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, bytes_array
 from app.core.model import TensorSpec
 
 ToArray = Callable[[Any], Array]
@@ -44,11 +44,14 @@ _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream
 _NOT_BASE64 = "is not base64: send the content of the file as base64 or as a data: URL, not its path"
 _PIECE = 256 * 1024
 """Bytes or characters that are converted in one step, so that other threads wait for at most a millisecond."""
-LARGEST_BY_DATATYPE = {
-    each: float(ml_dtypes.finfo(DTYPE_BY_DATATYPE[each]).max)  # type: ignore[no-untyped-call]
-    for each in sorted(FLOAT_DATATYPES)
+_INTEGERS = {each: np.iinfo(DTYPE_BY_DATATYPE[each]) for each in INTEGER_DATATYPES}
+_FLOATS = {each: ml_dtypes.finfo(DTYPE_BY_DATATYPE[each]) for each in FLOAT_DATATYPES}  # type: ignore[no-untyped-call]
+RANGE_BY_DATATYPE: dict[str, tuple[float, float]] = {
+    **{each: (info.min, info.max) for each, info in _INTEGERS.items()},
+    **{each: (float(info.min), float(info.max)) for each, info in _FLOATS.items()},
+    "BOOL": (0, 1),
 }
-"""For the datatypes with floating-point numbers."""
+"""The smallest and the largest number, except of BYTES."""
 _FEW_NUMBERS = 1024
 """The limit for the quick check; numpy may use several threads for longer vectors."""
 
@@ -189,7 +192,8 @@ def check_image(content: bytes) -> str:
 
 def _number_reader(datatype: str) -> ToArray:
     """Also converts arrays of numbers. NaN, which stands for a missing number, stays NaN."""
-    dtype, largest = DTYPE_BY_DATATYPE[datatype], LARGEST_BY_DATATYPE.get(datatype)
+    dtype = DTYPE_BY_DATATYPE[datatype]
+    largest = RANGE_BY_DATATYPE[datatype][1] if datatype in FLOAT_DATATYPES else None
     read_as = dtype if largest is None else np.dtype(np.float64)
     out_of_range = f"holds a number out of the range of {datatype}"
 
@@ -289,12 +293,10 @@ def as_datatype(array: Array, datatype: str) -> Array | None:
     were_floats = array.dtype.kind not in "biu"
     if datatype == BYTES or array.dtype.kind == "O" or (were_floats and not is_float):
         return None
-    if is_float:
-        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-        high = float(info.max) if were_floats else 2 ** (info.nmant + 1)
-        low: float = -high
-    else:
-        low, high = (0, 1) if datatype == "BOOL" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    low, high = RANGE_BY_DATATYPE[datatype]
+    if is_float and not were_floats:
+        high = 2 ** (_FLOATS[datatype].nmant + 1)
+        low = -high
     wide = array.astype(np.float64) if were_floats else array
     finite = wide[np.isfinite(wide)]
     is_held = not finite.size or low <= finite.min().item() <= finite.max().item() <= high

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from app.codecs.json_scan import PIECE_BYTES, WHITESPACE, malformed
-from app.codecs.kinds import ToArray
+from app.codecs.kinds import RANGE_BY_DATATYPE, ToArray
 from app.core.inference import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
 
 _INT64 = np.iinfo(np.int64)
@@ -50,8 +50,7 @@ def number_type(datatype: str, bounds: Bounds) -> Any:
 
 def integer_type(datatype: str, bounds: Bounds) -> Any:
     """Only bounds within INT64 are part of the type; numpy checks those of UINT64. Raises ValueError."""
-    limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
-    low, high = int(limits.min), int(limits.max)
+    low, high = RANGE_BY_DATATYPE[datatype]
     if bounds.enum:
         if not all(type(value) is int and low <= value <= min(high, _INT64.max) for value in bounds.enum):
             raise ValueError("has an enum whose values are not all integers within the datatype")
@@ -169,7 +168,7 @@ def number_codec(
         lists = _with_literals(lists, to_array)
     if not HAS_SIMDJSON or datatype == "BOOL" or (bounds.enum and not is_float):
         return NumberCodec(dtype, lists)
-    low, high = (-math.inf, math.inf) if is_float else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    low, high = (-math.inf, math.inf) if is_float else RANGE_BY_DATATYPE[datatype]
     low = low if bounds.minimum is None else max(low, bounds.minimum)
     high = high if bounds.maximum is None else min(high, bounds.maximum)
 

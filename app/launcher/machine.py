@@ -6,10 +6,8 @@ installs anything, so it uses only the standard library and is compatible with P
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -61,11 +59,9 @@ def refusals(machine: Machine) -> list[str]:
 
 
 def _glibc() -> tuple[int, int] | None:
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-        major, minor = version.split(".")[:2]
-        return (int(major), int(minor)) if name == "glibc" else None
-    return None
+    name, version = platform.libc_ver()
+    major, _, minor = version.partition(".")
+    return (int(major), int(minor.partition(".")[0])) if name == "glibc" else None
 
 
 def _has_glibcxx() -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from msgspec.structs import replace
 
-from app.codecs.kinds import LARGEST_BY_DATATYPE, is_bare_item
+from app.codecs.kinds import RANGE_BY_DATATYPE, is_bare_item
 from app.core.files import read_regular_file
 from app.core.inference import (
     BYTES,
@@ -192,16 +192,12 @@ def _varied_array(tensor: Tensor, spec: InputSpec | ParameterSpec, turn: int) ->
     mixed = np.roll(array.reshape(-1)[::-1], turn).reshape(array.shape)
     if not np.array_equal(mixed, array):
         return mixed
-    value, info = array.flat[0].item(), np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
-    low, high = (-math.inf, math.inf) if info is None else (int(info.min), int(info.max))
+    value, is_float = array.flat[0].item(), tensor.datatype in FLOAT_DATATYPES
+    low, high = (-math.inf, math.inf) if is_float else RANGE_BY_DATATYPE[tensor.datatype]
     low = low if spec.minimum is None else max(low, spec.minimum)
     high = high if spec.maximum is None else min(high, spec.maximum)
-    moved = [value + turn, value - turn] + ([] if info is not None else [(value + high) / 2, (value + low) / 2])
+    moved = [value + turn, value - turn] + ([(value + high) / 2, (value + low) / 2] if is_float else [])
     return np.full_like(array, next((x for x in moved if low <= x <= high and math.isfinite(x)), value))
-
-
-_LARGEST = {**LARGEST_BY_DATATYPE, "UINT64": 2**64 - 1}
-"""The datatypes whose bounds msgspec's types cannot express completely, and FP64, which has those of JSON's numbers."""
 
 
 def request_schema(pipeline: Pipeline) -> Schema:
@@ -268,10 +264,9 @@ def _add_bounds(schema: Schema, datatype: str, sizes: Sequence[tuple[int, int | 
         if branch.get("type") == "array":
             branch.update(_length(*sizes[0]) if sizes else {})
             _add_bounds(branch["items"], datatype, sizes[1:])
-        elif branch.get("type") in ("number", "integer") and datatype in _LARGEST and datatype != "FP64":
-            largest = _LARGEST[datatype]
-            branch.setdefault("minimum", -largest)
-            branch.setdefault("maximum", largest)
+        elif branch.get("type") in ("number", "integer") and datatype not in ("FP64", BYTES):
+            for key, limit in zip(("minimum", "maximum"), RANGE_BY_DATATYPE[datatype], strict=True):
+                branch.setdefault(key, limit)
 
 
 def _length(low: int, high: int | None) -> Schema:

@@ -9,13 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from app.api import openapi
 from app.api.error_table import lenient_status_of
 from app.api.oip.oip_bodies import MAX_ID
 from app.api.oip.signature import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
-from app.codecs.kinds import LARGEST_BY_DATATYPE
+from app.codecs.kinds import RANGE_BY_DATATYPE
 from app.core import errors
 from app.core.errors import GatewayError
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, INTEGER_DATATYPES
@@ -95,13 +93,10 @@ def infer_request(config: ModelConfig) -> Schema:
 
 
 def _element(datatype: str) -> Schema:
-    if datatype in INTEGER_DATATYPES:
-        limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
-        return {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
-    if datatype in {BYTES, "BOOL"}:
-        return {"type": "string" if datatype == BYTES else "boolean"}
-    largest = LARGEST_BY_DATATYPE.get(datatype) if datatype != "FP64" else None
-    return {"type": "number"} | ({} if largest is None else {"minimum": -largest, "maximum": largest})
+    if datatype in {BYTES, "BOOL", "FP64"}:
+        return {"type": {BYTES: "string", "BOOL": "boolean"}.get(datatype, "number")}
+    low, high = RANGE_BY_DATATYPE[datatype]
+    return {"type": "integer" if datatype in INTEGER_DATATYPES else "number", "minimum": low, "maximum": high}
 
 
 def generate_request(config: ModelConfig) -> Schema:

@@ -101,22 +101,21 @@ class RequestRecord(Struct, eq=False):
         triton_s = self.triton_s or (self.started + duration_s - self.triton_at if self.triton_at else 0.0)
         own_s = max(duration_s - queue_s - triton_s, 0.0)
         timing = f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
-        if self.on_end is None:
-            return f"{timing}{self.steps or ''}"
         timing = f"{timing}{self.steps or ''}"
-        read_s = self.triton_at - self.started - queue_s if self.triton_at else own_s
-        return f"{timing}, read;dur={read_s * 1e3:.2f}, respond;dur={max(own_s - read_s, 0.0) * 1e3:.2f}"
+        if self.on_end is None:
+            return timing
+        phases = self.phases_ms(duration_s)
+        return f"{timing}, read;dur={phases['read']:.2f}, respond;dur={phases.get('respond', 0.0):.2f}"
 
-    def phases_ms(self) -> dict[str, float]:
-        """The phases of a request at its end, in order. They add up to its total. On a stream Triton's has the rest."""
-        total_s, queue_s = self.total_s, self.queue_s
+    def phases_ms(self, total_s: float) -> dict[str, float]:
+        """The phases until ``total_s``, in order. They add up to it. On a stream Triton's has the rest."""
+        queue_s, triton_s = self.queue_s, self.triton_s
+        read_s = (self.triton_at - self.started if self.triton_at else total_s) - queue_s
+        phases = {"read": read_s, "queue": queue_s}
         if self.triton_at:
-            read_s = self.triton_at - self.started - queue_s
-            triton_s = self.stream_ended - self.triton_at if self.stream_ended else self.triton_s
-            respond_s = total_s - read_s - queue_s - triton_s
-            phases = {"read": read_s, "queue": queue_s, "triton": triton_s, "respond": respond_s}
-        else:
-            phases = {"read": total_s - queue_s, "queue": queue_s}
+            if not triton_s or self.stream_ended:
+                triton_s = (self.stream_ended or self.started + total_s) - self.triton_at
+            phases |= {"triton": triton_s, "respond": total_s - read_s - queue_s - triton_s}
         return {name: round(max(seconds, 0.0) * 1e3, 3) for name, seconds in phases.items()}
 
     def close(self, metrics: Metrics) -> None:

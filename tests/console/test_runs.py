@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from app.api.explain.explanations import Explained, spans_in
+from app.api.explain.explanations import Explained, Explanation, spans_in
 from app.core.errors import ContractViolation, DeadlineExceeded, GatewayError, ModelError, Outcome
 from app.core.inference import SentAs, StepTime, StepTimes
 from app.observability.record import RequestRecord
@@ -84,7 +84,7 @@ def export(*models: str, step_ms: float = 10.0, at_ms: float = 6.0) -> Export:
 
 def answer_of(spans: Export | None, record: RequestRecord | None = OK) -> dict[str, Any]:
     """The gateway's answer."""
-    request = Explained("r1", "ocr", TRACE, STARTED_NS)
+    request = Explained(Explanation("r1", "ocr"), TRACE, STARTED_NS)
     for span in spans_in(spans.body()) if spans else ():
         request.spans[span.span_id] = span.since(STARTED_NS)
     if record is not None:

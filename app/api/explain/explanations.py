@@ -8,7 +8,7 @@ Anyone who reaches the port can send a body.
 from collections.abc import Iterable
 from dataclasses import replace
 from time import monotonic, time_ns
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -63,14 +63,9 @@ class ExplainedSpan(Struct):
     moments: Annotated[dict[str, float], Meta(description="The first event of each name")]
 
 
-class _Value(Struct, rename="camel"):
-    string_value: str | None = None
-    int_value: int | None = None
-
-
 class _Attribute(Struct):
     key: str
-    value: _Value
+    value: dict[str, Any]
 
 
 class _Event(Struct, rename="camel"):
@@ -94,44 +89,25 @@ class TritonSpan(Struct, rename="camel"):
         def ms(at_ns: int) -> float:
             return round((at_ns - started_ns) / 1e6, 3)
 
-        values = {each.key: each.value for each in self.attributes}
-        texts = {key: str(each.string_value or each.int_value or "")[:MAX_TEXT] for key, each in values.items()}
-        return ExplainedSpan(
-            id=self.span_id,
-            parent=self.parent_span_id[:16],
-            name=self.name[:MAX_TEXT],
-            model=texts.get("triton.model_name", ""),
-            version=texts.get("triton.model_version", ""),
-            request_id=texts.get("triton.request_id", ""),
-            start_ms=ms(self.start_time_unix_nano),
-            end_ms=ms(self.end_time_unix_nano),
-            moments={each.name: ms(each.time_unix_nano) for each in reversed(self.events) if each.name in MOMENTS},
+        values = ((each.key, value) for each in self.attributes for value in each.value.values())
+        texts = {key: str(value)[:MAX_TEXT] for key, value in values if isinstance(value, str | int)}
+        model, version, request = (
+            texts.get(f"triton.{key}", "") for key in ("model_name", "model_version", "request_id")
         )
-
-
-class _Scope(Struct):
-    spans: list[TritonSpan] = []
-
-
-class _Resource(Struct, rename="camel"):
-    scope_spans: list[_Scope] = []
-
-
-class _Export(Struct, rename="camel"):
-    resource_spans: list[_Resource]
-
-
-_decoder = msgspec.json.Decoder(_Export, strict=False)
-"""Not strict, because OTLP/JSON writes 64-bit integers as strings."""
+        start_ms, end_ms = ms(self.start_time_unix_nano), ms(self.end_time_unix_nano)
+        name, parent = self.name[:MAX_TEXT], self.parent_span_id[:16]
+        moments = {each.name: ms(each.time_unix_nano) for each in reversed(self.events) if each.name in MOMENTS}
+        return ExplainedSpan(self.span_id, parent, name, model, version, request, start_ms, end_ms, moments)
 
 
 def spans_in(body: bytes | memoryview) -> list[TritonSpan]:
     """The spans of an export; members that are not known are ignored. Raises InvalidJson."""
     try:
-        export = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        resources = msgspec.json.decode(body)["resourceSpans"]
+        spans = [span for each in resources for scope in each.get("scopeSpans", ()) for span in scope.get("spans", ())]
+        return msgspec.convert(spans, list[TritonSpan], strict=False)  # OTLP/JSON has 64-bit integers as strings
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError) as exc:
         raise InvalidJson("The body is not an OTLP/JSON export of traces.") from exc
-    return [span for each in export.resource_spans for scope in each.scope_spans for span in scope.spans]
 
 
 class ExplainedStep(Struct):
@@ -166,48 +142,42 @@ class Explanation(Struct):
 class Explained(Struct, eq=False):
     """A kept request. ``started_ns``: since the epoch. ``spans``: all of its trace, which may have other requests."""
 
-    request_id: str
-    pipeline: str
+    answer: Explanation
     trace_id: str
     started_ns: int
     until: float = field(default_factory=lambda: monotonic() + LONGEST_S)
     spans: dict[str, ExplainedSpan] = {}
-    dropped: int = 0
-    ended: RequestRecord | None = None
-    """None while it runs."""
+    triton_request_id: str = ""
+    calls: int = 0
+    """Of Triton; 0 while the request runs."""
 
     def end(self, record: RequestRecord) -> None:
-        record.on_end = None  # would refer to itself
-        if record.error is not None:
-            record.error.forget_frames()
-        self.ended, self.until = record, monotonic() + KEEP_S
+        answer, error, steps = self.answer, record.error, record.steps
+        answer.outcome, answer.status, answer.early_exit = record.outcome, record.status, record.early_exit
+        if error is not None:
+            answer.error, answer.failed_model = error.code, error.failed_step or None
+        answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms(record.total_s)
+        answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
+        for name, each in steps.steps.items() if steps else ():
+            seconds = each.started - record.started, each.ended - record.started, each.seconds
+            answer.steps.append(ExplainedStep(name, each.outcome, *(round(each_s * 1e3, 3) for each_s in seconds)))
+        if record.triton_at:
+            self.triton_request_id, self.calls = record.triton_request_id, steps.calls if steps else 1
+        answer.is_complete = not self.calls
+        self.until = monotonic() + KEEP_S
 
     def explanation(self) -> Explanation:
         """Triton exports spans as they end: all have arrived if each has the one above it, up to the call."""
-        answer, record, spans = Explanation(self.request_id, self.pipeline), self.ended, self.spans.values()
-        if record is None:
-            return answer
-        answer.outcome, answer.status, answer.early_exit = record.outcome, record.status, record.early_exit
-        if record.error is not None:
-            answer.error, answer.failed_model = record.error.code, record.error.failed_step or None
-        answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms()
-        answer.dropped = self.dropped
-        answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
-        for name, each in record.steps.steps.items() if record.steps else ():
-            seconds = each.started - record.started, each.ended - record.started, each.seconds
-            answer.steps.append(ExplainedStep(name, each.outcome, *(round(each_s * 1e3, 3) for each_s in seconds)))
-        if not record.triton_at:
-            answer.is_complete = True
-            return answer
-        # The spans of its calls, and all below them: a script may give its calls other ids.
-        found = {span.id for span in spans if span.request_id.partition(".")[0] == record.triton_request_id}
-        above = {self.spans[each].parent for each in found}
-        found |= {span.id for span in spans if span.name == CALL and span.id in above}
-        while below := {span.id for span in spans if span.parent in found} - found:
-            found |= below
-        answer.spans = [span for span in spans if span.id in found]
-        has_calls = sum(span.name == CALL for span in answer.spans) >= (record.steps.calls if record.steps else 1)
-        answer.is_complete = has_calls and all(span.name == CALL or span.parent in self.spans for span in answer.spans)
+        answer, spans = self.answer, self.spans.values()
+        if self.calls:
+            # The spans of its calls, and all below them: a script may give its calls other ids.
+            runs = [span for span in spans if span.request_id.partition(".")[0] == self.triton_request_id]
+            found = {each for run in runs for each in (run.parent, run.id)}
+            while below := {span.id for span in spans if span.parent in found} - found:
+                found |= below
+            answer.spans = own = [span for span in spans if span.id in found]
+            has_calls = sum(span.name == CALL for span in own) >= self.calls
+            answer.is_complete = has_calls and all(span.name == CALL or span.parent in self.spans for span in own)
         return answer
 
 
@@ -253,17 +223,17 @@ class Explanations(Layer):
         record = exchange.record
         record.trace = trace = sampled(record.trace)
         started_ns = time_ns() - round(record.duration_s * 1e9)
-        request = Explained(record.request_id, pipeline.name, trace.trace_id, started_ns)
+        request = Explained(Explanation(record.request_id, pipeline.name), trace.trace_id, started_ns)
         self.keep(exchange.caller.id, request)
         record.on_end = request.end
 
     def keep(self, owner: str, request: Explained) -> None:
         """Replaces a request with the same id."""
-        self.kept.pop((owner, request.request_id), None)
+        self.kept.pop((owner, request.answer.request_id), None)
         kept = self.current()
         while len(kept) >= MAX_REQUESTS or sum(len(each.spans) for each in kept.values()) > MAX_ALL_SPANS - MAX_SPANS:
             del kept[next(iter(kept))]
-        self.kept[owner, request.request_id] = request
+        self.kept[owner, request.answer.request_id] = request
 
     def current(self) -> dict[tuple[str, str], Explained]:
         now = monotonic()
@@ -283,7 +253,7 @@ class Explanations(Layer):
                     request.spans[span.span_id] = span.since(request.started_ns)
                     room -= 1
                 else:
-                    request.dropped += 1
+                    request.answer.dropped += 1
 
     async def explain(self, exchange: Exchange, found: Found) -> Response:
         """Where the time of a request went.

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.api.explain import explanations as module
-from app.api.explain.explanations import Explained, Explanations, TritonSpan, spans_in
+from app.api.explain.explanations import Explained, Explanation, Explanations, TritonSpan, spans_in
 from app.core.errors import InvalidJson, ModelError, Outcome
 from app.observability.record import RequestRecord
 from app.steps.steps_engine import StepsEngine
@@ -199,7 +199,7 @@ def kept() -> Explanations:
 
 
 def request(number: int = 0) -> Explained:
-    return Explained(f"r{number}", "p", f"{number:032x}", 0)
+    return Explained(Explanation(f"r{number}", "p"), f"{number:032x}", 0)
 
 
 def record(number: int, *, triton_request_id: str = "t1") -> RequestRecord:
@@ -213,7 +213,10 @@ def spans(number: int, count: int) -> list[TritonSpan]:
 
 
 def test_two_requests_of_one_trace_have_its_spans_on_their_own_clocks(kept: Explanations) -> None:
-    first, second = Explained("a", "p", "0" * 32, 0), Explained("b", "p", "0" * 32, 1_000_000)
+    first, second = (
+        Explained(Explanation("a", "p"), "0" * 32, 0),
+        Explained(Explanation("b", "p"), "0" * 32, 1_000_000),
+    )
     kept.keep("", first)
     kept.keep("", second)
     kept.add([TritonSpan("0" * 32, "1" * 16, "s", 3_000_000, 4_000_000)])
@@ -257,17 +260,17 @@ def test_the_spans_of_a_request_and_of_all_together_are_bounded(kept: Explanatio
         kept.keep("", newest)
         kept.add(spans(number, module.MAX_SPANS + 5))
     assert sum(len(each.spans) for each in kept.current().values()) <= module.MAX_ALL_SPANS
-    assert (len(newest.spans), newest.dropped) == (module.MAX_SPANS, 5)
+    assert (len(newest.spans), newest.answer.dropped) == (module.MAX_SPANS, 5)
 
 
 def test_an_id_that_is_used_again_has_only_the_new_trace(kept: Explanations) -> None:
-    old, new = request(1), Explained("r1", "p", "b" * 32, 0)
+    old, new = request(1), Explained(Explanation("r1", "p"), "b" * 32, 0)
     kept.keep("", old)
     kept.keep("", new)
     kept.add(spans(1, 3))
     old.end(record(1))
     assert kept.current() == {("", "r1"): new}
-    assert (new.spans, new.ended) == ({}, None)
+    assert (new.spans, new.explanation().outcome) == ({}, None)
 
 
 @pytest.mark.parametrize(("triton_request_id", "triton_at"), [("t1", 1.0), ("", 0.0)])
@@ -277,9 +280,7 @@ def test_spans_of_another_request_are_not_shown(triton_request_id: str, triton_a
     ended.triton_at = triton_at
     for each in spans(1, 3):
         own.spans[each.span_id] = each.since(0)
-    ended.on_end = own.end
-    ended.on_end(ended)
-    assert (own.ended, ended.on_end) == (ended, None), "the record does not refer to itself"
+    own.end(ended)
     explained = own.explanation()
     assert (explained.spans, explained.outcome, explained.is_complete) == ([], Outcome.OK, not triton_at)
 

@@ -18,6 +18,7 @@ from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.events import Event, read_stream
 from tests.toolkit.processes import ROOT, GatewayProcess, embedded, running_gateway
 from tests.toolkit.waiting import eventually
+from tests.toolkit.websocket_client import events_of, opened, script
 
 MODELS = (
     *("ocr_ensemble", "text_detect", "text_gate", "text_recognize"),
@@ -291,3 +292,21 @@ def test_gateway_and_models_log_tensors_under_the_same_id_without_values(
     assert body["prompt"] not in gateway.log
     messages = [json.loads(line)["message"] for line in gateway.log.splitlines()]
     assert any(each.startswith("Triton: ") for each in messages), "also the lines of the embedded Triton are JSON"
+
+
+async def test_the_handshake_of_a_websocket_ends_with_it(gateway: GatewayProcess, client: httpx.Client) -> None:
+    """Its messages are requests of their own, which call Triton."""
+    request_id = secrets.token_hex(8)
+
+    def found() -> dict[str, Any]:
+        explanation: dict[str, Any] = client.get(f"/v1/requests/{request_id}/explain").json()
+        return explanation
+
+    headers = {"X-Explain": "1", "X-Request-ID": request_id}
+    async with opened(gateway, "scripted", additional_headers=headers) as socket:
+        await socket.send(script(outputs=1))
+        await events_of(socket, 1)
+        assert found()["outcome"] is None
+    eventually(lambda: found()["outcome"] is not None)
+    ended = found()
+    assert (ended["outcome"], list(ended["gateway"]), ended["is_complete"]) == ("ok", ["read", "queue"], True)

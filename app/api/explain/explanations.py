@@ -7,11 +7,12 @@ Anyone who reaches the port can send a body.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from time import monotonic, time_ns
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -29,8 +30,6 @@ from app.pipelines.pipeline import Pipeline
 
 KEEP_S = 60.0
 """After the end of a request."""
-LONGEST_S = 900.0
-"""After the beginning of a request whose end is not reported because nothing ends it."""
 MAX_REQUESTS = 256
 MAX_SPANS = 1024
 """For each request. The stream of an ensemble has two for each output and step."""
@@ -145,7 +144,7 @@ class Explained(Struct, eq=False):
     answer: Explanation
     trace_id: str
     started_ns: int
-    until: float = field(default_factory=lambda: monotonic() + LONGEST_S)
+    until: float = inf
     spans: dict[str, ExplainedSpan] = {}
     triton_request_id: str = ""
     calls: int = 0
@@ -205,10 +204,9 @@ class Explanations(Layer):
             self.admin_endpoints, self.admitted = [Endpoint("POST", "/v1/traces", self.receive)], self.begin
 
     def described(self, endpoint: Endpoint, operation: Operation) -> Operation:
-        is_explained = endpoint.method == "POST" and endpoint.path.startswith("/v1/")
-        if not is_explained or TIMEOUT_HEADER not in operation.parameters:
-            return operation
-        return replace(operation, parameters=[*operation.parameters, _HEADER])
+        if endpoint.method == "POST" and endpoint.path.startswith("/v1/") and TIMEOUT_HEADER in operation.parameters:
+            return replace(operation, parameters=[*operation.parameters, _HEADER])
+        return operation
 
     def flags_for(self, key: Key | None) -> dict[str, bool]:
         return {"may_explain": self.allows(key)}

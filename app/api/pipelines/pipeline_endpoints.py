@@ -224,7 +224,7 @@ class PipelineEndpoints:
             except errors.GatewayError:
                 handler.closed()
                 raise
-            exchange.record.transport = exchange.record.on_end = None  # each message is a request of its own
+            exchange.record.transport = None  # each message is a request of its own
             await Socket(exchange, websocket, handler, self.inference).run()
 
     @contextmanager

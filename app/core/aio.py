@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil, exp
 from typing import Any, Generic, TypeVar
@@ -26,10 +27,11 @@ class BackgroundTasks:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    async def close(self) -> None:
-        """Waits for the running tasks."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+    async def close(self, within_s: float | None = None) -> None:
+        """Waits for the running tasks. Cancels those that take longer than ``within_s`` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -111,6 +111,14 @@ class Keys:
         self.events, self.stream, self.readers = f"{base}:events", f"{base}:stream", f"{base}:readers"
 
 
+def check_known(known: Mapping[bytes, bytes]) -> None:
+    """``known``: the hash of a stream. Raises UnknownStream or StreamEvicted."""
+    if not known:
+        raise unknown()
+    if b"evicted" in known:
+        raise evicted()
+
+
 def event_of(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
     """``entry``: its id and its fields, as redis-py returns it. Raises StreamEvicted if no gateway wrote it."""
     try:
@@ -155,9 +163,9 @@ _log = logging.getLogger(__name__)
 
 
 class Tail(ReplayLog):
-    """The newest events of one stream, for all its readers in this process."""
+    """The newest events of one stream, for all its readers in this process. Older ones are read from Redis."""
 
-    def __init__(self, keys: Keys, known: Mapping[bytes, bytes], newest: Event | None) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, known: Mapping[bytes, bytes], newest: Event | None) -> None:
         """``known``: the stream's hash. ``newest``: the last event in Redis; the tail gets only later events.
 
         Raises StreamEvicted if no gateway wrote the hash.
@@ -168,11 +176,39 @@ class Tail(ReplayLog):
             self.lifetime_ms = int(known[b"resume_ms"]) + LEASE_MS
         except (KeyError, ValueError) as exc:
             raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
+        self._redis = redis
+        self._count = FIRST_EVENTS
         self.keys = keys
         self.readers = 0
         self.touched_at, self.orphaned_at = -inf, inf
         self.is_lost = False
         """Whether its readers get UpstreamUnavailable."""
+
+    async def read(self, after: int) -> list[Event]:
+        """Also waits during a short outage of Redis. Raises StreamEvicted or UpstreamUnavailable.
+
+        May be cancelled at any await, as each heartbeat does.
+        """
+        while True:
+            try:
+                return await super().read(after)
+            except StreamEvicted:  # only Redis has the next event
+                first = f"{after + 1}-1"
+            try:
+                async with redis_errors():
+                    found = await self._redis.xrange(self.keys.events, min=first, count=self._count)
+            except UpstreamUnavailable:
+                if self.is_lost:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
+                continue
+            events = [event_of(entry) for entry in found]
+            size = sum(len(event.data) for event in events)
+            self._count = max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))
+            events = [event for event_id, event in enumerate(events, after + 1) if event.id == event_id]
+            if not events:
+                raise dropped()
+            return events
 
     async def grown(self) -> None:
         """Raises UpstreamUnavailable if the tail is lost."""
@@ -189,7 +225,7 @@ class Tailer:
 
     def __init__(self, redis: RedisClient, requests: RedisClient, owner: str, problem_of: ProblemOf) -> None:
         self._redis = redis
-        self.requests = requests
+        self._requests = requests
         self._problem_of = problem_of
         self._tails: dict[str, Tail] = {}
         """Tails by the key of the stream's events."""
@@ -197,44 +233,38 @@ class Tailer:
         self._wake_key = f"{PREFIX}:wake:{owner}"
         self._woken = "0-0"
 
-    async def reader(self, stream_id: str, after: int) -> "RedisReader | None":
+    async def reader(self, stream_id: str, after: int) -> Reader | None:
         """Like :meth:`app.streams.store.StreamStore.reader`. The first reader of a stream interrupts the command.
 
         A failover of Redis may lose the newest events. A reader that had received them then writes the terminal event
         after them, so that they are missing before it.
         """
-        keys = Keys(stream_id)
+        keys, next_id = Keys(stream_id), f"{after + 1}-1"
         async with redis_errors():
-            async with self.requests.pipeline(transaction=True) as pipe:
-                pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
-                known, oldest, newest, count = await pipe.xlen(keys.events).execute()
-            if not known:
-                raise unknown()
-            if b"evicted" in known:
-                raise evicted()
+            async with self._requests.pipeline(transaction=True) as pipe:
+                pipe.hgetall(keys.stream).xrevrange(keys.events, count=1).xrange(keys.events, next_id, next_id)
+                known, newest, following = await pipe.execute()
+            check_known(known)
             if b"written" in known and not newest:
                 raise dropped()
-            last, first_id = event_of(newest[0]) if newest else None, event_of(oldest[0]).id if oldest else 1
+            last = event_of(newest[0]) if newest else None
             last_id, has_ended = (last.id, last.is_terminal) if last else (0, False)
-            if not check_resume(after, first_id, last_id, has_ended=has_ended):
+            if not check_resume(after, after + 1 if following else last_id + 1, last_id, has_ended=has_ended):
                 return None
-            has_gap, following = count <= last_id - first_id, f"{after + 1}-1"
-            if has_gap and after < last_id and not await self.requests.xrange(keys.events, following, following):
-                raise dropped()
             tail = self._tails.get(keys.events)
             if tail is None:
-                tail = self._tails[keys.events] = Tail(keys, known, last)
+                tail = self._tails[keys.events] = Tail(self._requests, keys, known, last)
                 self._has_tails.set()
             tail.readers += 1
             if tail.readers == 1 and not tail.has_ended:
                 try:
-                    async with self.requests.pipeline(transaction=False) as pipe:
+                    async with self._requests.pipeline(transaction=False) as pipe:
                         pipe.xadd(self._wake_key, {"w": 1}, maxlen=1).pexpire(self._wake_key, PRESENCE_MS)
                         await pipe.execute()
                 except BaseException:
                     self.close(tail)
                     raise
-        return RedisReader(self, tail)
+        return Reader(tail.read, partial(self.close, tail))
 
     def close(self, tail: Tail) -> None:
         """Leaves the key for readers to expire, because another process may have a reader too."""
@@ -316,39 +346,3 @@ class Tailer:
     def _forget(self, tail: Tail) -> None:
         if self._tails.get(tail.keys.events) is tail:
             del self._tails[tail.keys.events]
-
-
-class RedisReader(Reader):
-    """A reader of one stream in Redis, which also has the events that the tail dropped."""
-
-    def __init__(self, tailer: Tailer, tail: Tail) -> None:
-        super().__init__(tail, partial(tailer.close, tail))
-        self._tail = tail
-        self._requests = tailer.requests
-        self._count = FIRST_EVENTS
-
-    async def read(self, after: int) -> list[Event]:
-        """Also waits during a short outage of Redis. Raises StreamEvicted or UpstreamUnavailable.
-
-        May be cancelled at any await, as each heartbeat does.
-        """
-        while True:
-            try:
-                return await super().read(after)
-            except StreamEvicted:  # only Redis has the next event
-                key, first = self._tail.keys.events, f"{after + 1}-1"
-            try:
-                async with redis_errors():
-                    found = await self._requests.xrange(key, min=first, count=self._count)
-            except UpstreamUnavailable:
-                if self._tail.is_lost:
-                    raise
-                await asyncio.sleep(RETRY_PAUSE_S)
-                continue
-            events = [event_of(entry) for entry in found]
-            size = sum(len(event.data) for event in events)
-            self._count = max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))
-            events = [event for event_id, event in enumerate(events, after + 1) if event.id == event_id]
-            if not events:
-                raise dropped()
-            return events

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
+from app.core.aio import BackgroundTasks
 from app.core.errors import Internal, StreamCancelled
 from app.streams.redis_read import (
     LEASE_MS,
@@ -26,13 +27,13 @@ from app.streams.redis_read import (
     PRESENCE_MS,
     RETRY_PAUSE_S,
     Keys,
-    RedisReader,
     Tailer,
     batches,
+    check_known,
     client_of,
     redis_errors,
 )
-from app.streams.store import KEEP_LIMITS, KeepLimits, KeptStream, StreamStore, evicted, new_stream_id, unknown
+from app.streams.store import KEEP_LIMITS, KeepLimits, KeptStream, Reader, StreamStore, new_stream_id, unknown
 from app.streams.stream import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog, ProblemOf, Stream
 
 REQUEST_CONNECTIONS = 8
@@ -121,7 +122,7 @@ class RedisStore(StreamStore):
         self._tailer = Tailer(self._tail, self._requests, self._owner, problem_of)
         self._streams: dict[str, _Owned] = {}
         """The streams of this process."""
-        self._publishing: set[asyncio.Task[None]] = set()
+        self._publishing = BackgroundTasks()
 
     def new_log(self) -> EventLog:
         return LiveLog(MAX_UNPUBLISHED_BYTES)
@@ -147,23 +148,18 @@ class RedisStore(StreamStore):
                 self._quota.remove(owned)
                 raise
         self._streams[owned.id] = owned
-        task = asyncio.create_task(self._publish_all(owned, stream))
-        self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
+        self._publishing.start(self._publish_all(owned, stream))
         return owned.id
 
-    async def reader(self, stream_id: str, after: int = 0) -> RedisReader | None:
+    async def reader(self, stream_id: str, after: int = 0) -> Reader | None:
         return await self._tailer.reader(stream_id, after)
 
     async def caller_of(self, stream_id: str) -> str:
         async with redis_errors():
-            fields = ["owner", "caller", "evicted"]
-            owner, caller, is_evicted = await self._requests.hmget(Keys(stream_id).stream, fields)
-        if is_evicted:
-            raise evicted()
-        if owner is None:
-            raise unknown()
-        return (caller or b"").decode(errors="replace")
+            known = await self._requests.hgetall(Keys(stream_id).stream)
+        check_known(known)
+        caller: bytes = known.get(b"caller", b"")
+        return caller.decode(errors="replace")
 
     async def delete(self, stream_id: str) -> None:
         """The owner notices the deletion within HEARTBEAT_S; open readers still get the terminal event."""
@@ -191,12 +187,7 @@ class RedisStore(StreamStore):
 
     async def __aexit__(self, *_: object) -> None:
         """Publishes the rest of ended streams, then removes this process's heartbeat."""
-        publishing = set(self._publishing)
-        if publishing:
-            await asyncio.wait(publishing, timeout=LAST_EVENTS_S)
-            for task in publishing:
-                task.cancel()
-            await asyncio.wait(publishing)
+        await self._publishing.close(LAST_EVENTS_S)
         with suppress(RedisError, OSError):
             await self._heart.delete(self._owner_key)
         for client in (self._tail, self._requests, self._publisher, self._heart):

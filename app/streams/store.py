@@ -9,11 +9,11 @@ import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec import Struct
 
@@ -162,22 +162,18 @@ def evicted() -> StreamEvicted:
     return StreamEvicted("The gateway dropped this ended stream to make room for newer ones.")
 
 
+@dataclass(frozen=True, slots=True)
 class Reader:
     """One connection to a stream; while it is open, the stream has a reader."""
 
-    is_full = False
+    read: Callable[[int], Awaitable[list[Event]]]
+    """Waits for the events after an id, at least one. Raises StreamEvicted or UpstreamUnavailable."""
+    closed: Callable[[], None]
+    is_full: ClassVar = False
     """A stream does not wait for its readers."""
 
-    def __init__(self, log: ReplayLog, closed: Callable[[], None]) -> None:
-        self._log = log
-        self._closed = closed
-
-    async def read(self, after: int) -> list[Event]:
-        """Waits for the events after ``after``, at least one. Raises StreamEvicted or UpstreamUnavailable."""
-        return await self._log.read(after)
-
     async def close(self) -> None:
-        self._closed()
+        self.closed()
 
 
 class StreamStore(ABC):
@@ -321,7 +317,7 @@ class MemoryStore(StreamStore):
         if not kept.log.resume(after):
             return None
         self._read_by(kept, 1)
-        return Reader(kept.log, partial(self._read_by, kept, -1))
+        return Reader(kept.log.read, partial(self._read_by, kept, -1))
 
     async def caller_of(self, stream_id: str) -> str:
         return self._found(stream_id).caller

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
@@ -144,19 +144,28 @@ MAX_EVENTS = 256
 FIRST_EVENTS = 16
 """Limit of its first fetch, before the size of the events is known."""
 
-END_ORPHAN = """
+APPEND = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-local last_id = last and tonumber(string.match(last[1], '^%d+')) or 0
-if last and (last[2][2] ~= 'output' or last_id > tonumber(ARGV[2])) then return last_id end
-redis.call('XADD', KEYS[1], (tonumber(ARGV[2]) + 1) .. '-1', 'name', 'error', 'data', ARGV[3])
+local last_id, first_id = last and tonumber(string.match(last[1], '^%d+')) or 0, tonumber(ARGV[4])
+if last and last[2][2] ~= 'output' then return last_id end
+if ARGV[3] == '' and first_id <= last_id or ARGV[3] ~= '' and first_id > last_id + 1 then return last_id end
+for i = 4, #ARGV, 3 do
+  if tonumber(ARGV[i]) > last_id then
+    last_id = tonumber(ARGV[i])
+    redis.call('XADD', KEYS[1], last_id .. '-1', 'name', ARGV[i + 1], 'data', ARGV[i + 2])
+  end
+end
+if (not last or ARGV[3] == '') and redis.call('EXISTS', KEYS[2]) == 1 then
+  redis.call('HSET', KEYS[2], 'owner', ARGV[3], 'written', 1)
+end
+redis.call('XTRIM', KEYS[1], 'MINID', ARGV[2] .. '-1')
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
-if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'owner', '', 'written', 1) end
-return tonumber(ARGV[2]) + 1
+return last_id
 """
-"""Arguments: lifetime, last read id, data of the terminal event. A no-op if there are unread events.
+"""Arguments: lifetime, first id to keep, owner, then id, name and data of each event. Returns the newest event's id.
 
-Returns the id of the newest event. If it is not above the last read id, another reader, which had read less, has
-written the terminal event.
+Writes nothing if the stream has ended. Ignores repeated events of its owner, but nothing after events that Redis lost.
+Without an owner it writes the terminal event of an orphan, after lost events, but not before events that are unread.
 """
 
 _log = logging.getLogger(__name__)
@@ -190,13 +199,11 @@ class Tail(ReplayLog):
         May be cancelled at any await, as each heartbeat does.
         """
         while True:
-            try:
+            with suppress(StreamEvicted):  # then only Redis has the next event
                 return await super().read(after)
-            except StreamEvicted:  # only Redis has the next event
-                first = f"{after + 1}-1"
             try:
                 async with redis_errors():
-                    found = await self._redis.xrange(self.keys.events, min=first, count=self._count)
+                    found = await self._redis.xrange(self.keys.events, f"{after + 1}-1", count=self._count)
             except UpstreamUnavailable:
                 if self.is_lost:
                     raise
@@ -247,14 +254,12 @@ class Tailer:
             check_known(known)
             if b"written" in known and not newest:
                 raise dropped()
-            last = event_of(newest[0]) if newest else None
-            last_id, has_ended = (last.id, last.is_terminal) if last else (0, False)
-            if not check_resume(after, after + 1 if following else last_id + 1, last_id, has_ended=has_ended):
+            tail = Tail(self._requests, keys, known, event_of(newest[0]) if newest else None)
+            first_id = after + 1 if following else tail.last_id + 1
+            if not check_resume(after, first_id, tail.last_id, has_ended=tail.has_ended):
                 return None
-            tail = self._tails.get(keys.events)
-            if tail is None:
-                tail = self._tails[keys.events] = Tail(self._requests, keys, known, last)
-                self._has_tails.set()
+            tail = self._tails.setdefault(keys.events, tail)
+            self._has_tails.set()
             tail.readers += 1
             if tail.readers == 1 and not tail.has_ended:
                 try:
@@ -331,10 +336,14 @@ class Tailer:
             tail.orphaned_at = inf if is_well else min(tail.orphaned_at, now)
 
     async def _end(self, orphan: Tail) -> None:
-        """Writes the terminal event of a stream whose process died. If several processes try, one succeeds."""
+        """Writes the terminal event of a stream whose process died. If several processes try, one succeeds.
+
+        If the newest event was read already, another reader, which had read less, has written it.
+        """
         error = UpstreamUnavailable("The process that ran this stream has ended.")
-        words = orphan.lifetime_ms, orphan.last_id, orjson.dumps(self._problem_of(error, orphan.request_id))
-        newest = await self._redis.eval(END_ORPHAN, 2, orphan.keys.events, orphan.keys.stream, *words)
+        event = orphan.last_id + 1, "error", orjson.dumps(self._problem_of(error, orphan.request_id))
+        words = orphan.lifetime_ms, 0, "", *event
+        newest = await self._redis.eval(APPEND, 2, orphan.keys.events, orphan.keys.stream, *words)
         if newest <= orphan.last_id:
             self._lose(orphan)
 

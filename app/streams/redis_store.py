@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from app.core.aio import BackgroundTasks
 from app.core.errors import Internal, StreamCancelled
 from app.streams.redis_read import (
+    APPEND,
     LEASE_MS,
     OUTAGE_S,
     PREFIX,
@@ -52,24 +53,6 @@ MAX_UNPUBLISHED_BYTES = 4 * 1024 * 1024
 LAST_EVENTS_S = 2.0
 """Time limit at shutdown for publishing the last events of ended streams."""
 
-PUBLISH = """
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-local last_id = last and tonumber(string.match(last[1], '^%d+')) or 0
-if last and last[2][2] ~= 'output' or tonumber(ARGV[3]) > last_id + 1 then return 0 end
-for i = 3, #ARGV, 3 do
-  if tonumber(ARGV[i]) > last_id then
-    redis.call('XADD', KEYS[1], ARGV[i] .. '-1', 'name', ARGV[i + 1], 'data', ARGV[i + 2])
-  end
-end
-if not last and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'written', 1) end
-redis.call('XTRIM', KEYS[1], 'MINID', ARGV[2] .. '-1')
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return 1
-"""
-"""Arguments: lifetime, first id to keep, then id, name and data of each event. Repeated events are ignored.
-
-Returns 0 and writes nothing if another process ended the stream or Redis lost it.
-"""
 DISOWN = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'owner', '') end"
 """Marks that the owner writes no further events, so that a reader may write the terminal event."""
 EVICT = """
@@ -93,8 +76,6 @@ class _Owned(KeptStream):
 
     read_at: float = field(default_factory=time.monotonic)
     """Time of the last known reader; of an ended stream the time of its end."""
-    sizes: deque[int] = field(default_factory=deque)
-    """The size of each event in Redis."""
     is_disowned: bool = False
     """Whether it may have ended without a terminal event in Redis, so that readers may write it."""
 
@@ -158,8 +139,7 @@ class RedisStore(StreamStore):
         async with redis_errors():
             known = await self._requests.hgetall(Keys(stream_id).stream)
         check_known(known)
-        caller: bytes = known.get(b"caller", b"")
-        return caller.decode(errors="replace")
+        return str(known.get(b"caller", b""), errors="replace")
 
     async def delete(self, stream_id: str) -> None:
         """The owner notices the deletion within HEARTBEAT_S; open readers still get the terminal event."""
@@ -171,9 +151,8 @@ class RedisStore(StreamStore):
     async def claim_note(self, name: str, note: bytes, keep_s: float) -> bytes | None:
         key = f"{PREFIX}:note:{name}"
         async with redis_errors(ANSWER_S), self._requests.pipeline(transaction=True) as pipe:
-            known: bytes | None
-            known, _ = await pipe.get(key).set(key, note, nx=True, px=round(keep_s * 1e3)).execute()
-        return known
+            found: list[bytes | None] = await pipe.get(key).set(key, note, nx=True, px=round(keep_s * 1e3)).execute()
+        return found[0]
 
     async def replace_note(self, name: str, before: bytes, after: bytes, keep_s: float = 0.0) -> None:
         words = f"{PREFIX}:note:{name}", before, after, round(keep_s * 1e3)
@@ -195,11 +174,11 @@ class RedisStore(StreamStore):
 
     async def _publish_all(self, owned: _Owned, stream: Stream) -> None:
         """A failure ends only this stream: with an error here, and for readers as if the owner had died."""
-        after, has_ended = 0, False
+        after, has_ended, sizes = 0, False, deque[int]()
         try:
             while not has_ended:
                 events = await stream.log.read(after)
-                if not await self._publish(owned, stream, events):
+                if not await self._publish(owned, stream, sizes, events):
                     stream.end(StreamCancelled("The store lost the stream, so no client can read it."))
                     break
                 after, has_ended = events[-1].id, events[-1].is_terminal
@@ -210,16 +189,15 @@ class RedisStore(StreamStore):
             now = time.monotonic()
             owned.stream, owned.is_disowned = None, not has_ended
             owned.read_at, owned.due_at = now, now + owned.lifetime_ms / 1e3
-            owned.sizes.clear()
             self._quota.mark(owned, evictable=True)
 
-    async def _publish(self, owned: _Owned, stream: Stream, events: list[Event]) -> bool:
-        """Returns False if the stream in Redis cannot be written any more.
+    async def _publish(self, owned: _Owned, stream: Stream, sizes: deque[int], events: list[Event]) -> bool:
+        """Returns False if the stream in Redis cannot be written any more. ``sizes``: of each event in Redis.
 
         Retries while Redis is unavailable, but only briefly if the model waits, because Triton buffers responses.
         Drops the oldest events that do not fit into the limit of the stream or of the process.
         """
-        sizes, added = owned.sizes, [len(event.data) + EVENT_BYTES for event in events]
+        added = [len(event.data) + EVENT_BYTES for event in events]
         sizes.extend(added)
         grown = sum(added)
         while owned.size + grown > MAX_REPLAY_BYTES and len(sizes) > 1 + events[-1].is_terminal:
@@ -228,12 +206,11 @@ class RedisStore(StreamStore):
             while not await self._make_room(owned.caller, size=grown) and len(sizes) > 1:
                 grown -= sum(sizes.popleft() for _ in range(len(sizes) // 2))
         self._quota.grow(owned, grown)
-        first_id = events[-1].id + 1 - len(sizes)
-        words = owned.lifetime_ms, first_id, *(word for event in events for word in event)
-        keys, started = Keys(owned.id), time.monotonic()
+        keys, started, last_id = Keys(owned.id), time.monotonic(), events[-1].id
+        words = owned.lifetime_ms, last_id + 1 - len(sizes), self._owner, *(word for event in events for word in event)
         while True:
             try:
-                return bool(await self._publisher.eval(PUBLISH, 2, keys.events, keys.stream, *words))
+                return bool(await self._publisher.eval(APPEND, 2, keys.events, keys.stream, *words) == last_id)
             except (RedisError, OSError):
                 if time.monotonic() - started > (STALL_S if stream.log.is_full else OUTAGE_S):
                     return False

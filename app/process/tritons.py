@@ -212,8 +212,8 @@ class Servers:
     def _count_fault(self, fault: ModelFault, model: str, change: int) -> None:
         if fault is ModelFault.OPEN:
             self.metrics.open_breakers.labels(model).inc(change)
-        elif fault is not ModelFault.HUNG and change > 0:
-            deaths = {ModelFault.PROCESS: self.metrics.stub_deaths, ModelFault.ENGINE: self.metrics.engine_deaths}
+        deaths = {ModelFault.PROCESS: self.metrics.stub_deaths, ModelFault.ENGINE: self.metrics.engine_deaths}
+        if fault in deaths and change > 0:
             deaths[fault].labels(model).inc()
 
     def _count_states(self, states: Mapping[str, str], ejected: str = "") -> None:

@@ -73,8 +73,7 @@ class WatchedCall:
         """
         if not timeout_s:
             raise _late(request.model)
-        may_refuse = (health.faults or health.is_stuck) and not request.is_probe
-        if may_refuse and (refusal := health.refusal(request.model)) is not None:
+        if health.faults and not request.is_probe and (refusal := health.refusal(request.model)) is not None:
             raise refusal
         self._observed: list[ObservedCall] = []
         for observer in observers:
@@ -134,7 +133,7 @@ class WatchedCall:
             dead_part = health.suspect(request.model, upstream.message, self._began, is_probe=request.is_probe)
             if type(error) is ModelError and dead_part == (ModelFault.ENGINE, request.model):
                 # Only the engine of this Triton is dead, which would say the same again.
-                text = f"The engine of model '{request.model}' has died."
+                text = ModelFault.ENGINE.refusal.format(request.model)
                 error = ModelNotReady(text, retry_after_s=ENGINE_RETRY_S, was_answered=True)
                 error.upstream = upstream
         if (sequence := request.sequence) is not None:
@@ -256,7 +255,7 @@ class TritonEngine(InferenceServer):
         return bool(reply.live)
 
     def fault(self, model: str) -> str:
-        return self._health.fault(model)
+        return next((clause for fault in self._health.faults_of(model) if (clause := fault.clause)), "")
 
     async def models(self) -> Sequence[ModelState]:
         reply = await self._ask(service_pb2.RepositoryIndexRequest())
@@ -272,7 +271,7 @@ class TritonEngine(InferenceServer):
         unknown = ModelNotReady(f"Triton has no ready model '{model}'.")
         reply = await self._ask(service_pb2.ModelConfigRequest(name=model, version=version), model, unknown)
         config = model_config_of(reply.config)
-        self._health.learn(config)
+        self._health.configs[config.name] = config
         if self._shared_memory is not None:
             self._shared_memory.learn(config, version)
         return config
@@ -282,11 +281,10 @@ class TritonEngine(InferenceServer):
         reply = await self._ask(request, model, UnknownModel.named(model, version))
         return document_of(reply.config if document == "config" else reply)  # type: ignore[no-any-return]
 
-    async def reload_model(self, model: str) -> None:
+    async def reload_model(self, model: str, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Unloads and loads the model. Models that run it are unavailable in the meantime."""
         await self._ask(service_pb2.RepositoryModelUnloadRequest(model_name=model), model)
-        load = service_pb2.RepositoryModelLoadRequest(model_name=model)
-        await self._ask(load, model, timeout_s=LOAD_TIMEOUT_S)
+        await self._ask(service_pb2.RepositoryModelLoadRequest(model_name=model), model, timeout_s=timeout_s)
 
     async def _ask(
         self,

@@ -110,6 +110,6 @@ async def test_one_bad_item_fails_alone_and_an_item_that_kills_the_process_is_no
     others = await ask(rows_gateway, range(KILLER - 20, KILLER + 43))
     assert (set(others.values()), KILLER in others) == ({503}, True)
     assert (repository / "good" / "killed").read_text().count("killed") == 1
-    await asyncio.to_thread(eventually, lambda: "works again" in rows_gateway.log)
+    await asyncio.to_thread(eventually, lambda: "is called again" in rows_gateway.log)
     await asyncio.to_thread(wait_until_ready, rows_gateway, PATIENCE_S)
     assert await ask(rows_gateway, range(2000, 2100)) == {}

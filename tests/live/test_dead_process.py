@@ -80,7 +80,7 @@ def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path:
         assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (503, "model_not_ready", True)
         assert int(first.headers["Retry-After"]) > 0
         assert "GATEWAY_TRITON_REPAIR" not in first.text
-        eventually(lambda: "model 'scripted' works again" in gateway.log)
+        eventually(lambda: "model 'scripted' is called again" in gateway.log)
         wait_until_ready(gateway, PATIENCE_S)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4
         assert gateway.metric("stub_deaths_total", model="scripted") == 1

@@ -45,8 +45,6 @@ class ScriptedTriton(FakeTriton):
         self.silent_streams = False
         self.message = ""
         """The error of every model that is not repaired; empty: they answer."""
-        self.samples_work = False
-        """Whether only callers get the message: samples are sent as streams."""
         self.loads_needed: int | None = None
         """None: loads do not help."""
         self.waiting = 0
@@ -72,7 +70,7 @@ class ScriptedTriton(FakeTriton):
         self, request: pb.ModelInferRequest, context: object
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         await self._wait(request.model_name, streamed=True)
-        fails = self.message and not self.samples_work and not self._is_repaired(request.model_name)
+        fails = self.message and not self._is_repaired(request.model_name)
         yield pb.ModelStreamInferResponse(error_message=self.message) if fails else piece(final=True)
 
 

@@ -6,13 +6,13 @@ A model is ready, suspect or has a :class:`ModelFault`. :mod:`app.triton.health.
 what calls show                     proof                                  fault     what is done until it works
 ==================================  =====================================  ========  =================================
 5 in a row without an answer        none                                   OPEN      probe after 0.25 s, then up to 5 s
-2 in a row without an answer        2 canaries without an answer, and      HUNG      after 60 s reload the model,
-                                    5 such calls; nothing is completed               then restart Triton
-an error that names a dead process  an error of a canary; without one,     PROCESS   reload once its streams have
-                                    3 errors                                         ended, then after 1 s to 60 s
+2 in a row without an answer        2 canaries without an answer, and      HUNG      after 60 s reload the model;
+                                    5 such calls; nothing is completed               if that does not help, STUCK
+the same by one method of gRPC,     the same for 60 s of several models    STUCK     restart Triton
+no matter of which model
+an error that names a dead process  an error of a canary; without one,     PROCESS   reload after 1 s, when its streams
+                                    3 errors                                         have ended, then up to 60 s
 an error of ``engine_errors``       the same                               ENGINE    the same, with the models below it
-the same                            also no canary of another model is     (stuck)   after 60 s restart Triton
-                                    answered by the same gRPC method
 a stream is silent                  Triton does not answer, the process    (none)    end the stream
                                     died, or the model was reloaded
 ==================================  =====================================  ========  =================================
@@ -57,38 +57,28 @@ _log = logging.getLogger(__name__)
 class ModelFault(Enum):
     """What a fault of a model means, in the order in which the faults explain a refusal."""
 
-    HUNG = (
-        "Model '{}' does not answer.",
-        "model '%s' does not answer although Triton is live: it is not ready",
-        "model '%s' works again, or Triton cannot be reached",
-    )
+    HUNG = "Model '{}' does not answer.", "%s does not answer although Triton is live: it is not ready"
     OPEN = (
         "Model '{}' failed several times in a row; it is not called until it answers a probe.",
-        f"model '%s' failed {FAILURES} times in a row without an answer: its breaker is open",
-        "model '%s' answers again: its breaker is closed",
+        f"%s failed {FAILURES} times in a row without an answer: its breaker is open",
     )
     ENGINE = (
         "The engine of model '{}' has died.",
-        "the engine of model '%s' died, although Triton reports the model as ready",
-        "model '%s' works again",
+        "the engine of %s died, although Triton reports the model as ready",
         "its engine has died",
         ENGINE_RETRY_S,
     )
     PROCESS = (
         "A process that model '{}' needs has died.",
-        "the Python process of model '%s' died, and Triton does not restart it",
-        "model '%s' works again",
+        "the Python process of %s died, and Triton does not restart it",
         "a process that it needs has died",
     )
+    STUCK = "Triton is stuck: it answers no inference call.", "%s is stuck: only a restart of Triton can help"
 
-    def __init__(self, refusal: str, began: str, ended: str, clause: str = "", retry_after_s: int = 1) -> None:
-        """``refusal``: the error of requests. ``began``, ``ended``: lines of the log.
-
-        ``clause``: see :meth:`InferenceServer.fault`.
-        """
+    def __init__(self, refusal: str, began: str, clause: str = "", retry_after_s: int = 1) -> None:
+        """``refusal``: of requests. ``began``: a line of the log. ``clause``: see :meth:`InferenceServer.fault`."""
         self.refusal = refusal
         self.began = began
-        self.ended = ended
         self.clause = clause
         self.retry_after_s = retry_after_s
 
@@ -172,74 +162,62 @@ class TritonHealth:
         self.models = defaultdict[str, ModelHealth](ModelHealth)
         self.calls: dict[tuple[str, str], CallHistory] = {}
         """By model and gRPC method."""
-        self.faults: dict[str, set[ModelFault]] = {}
-        """By model with at least one fault."""
+        self.faults: set[tuple[ModelFault, str]] = set()
+        """With the model that has the fault itself; an empty text: Triton."""
         self.suspects: dict[str, Counter[DeadPart]] = {}
         """Called model -> what the errors of its calls named, and how often."""
         self.died_at = 0.0
         """The last death of a process or an engine."""
-        self.is_stuck = False
-        """Whether Triton is live, but does not answer inference calls."""
-        self.restart_wanted_by: set[str] = set()
-        """The hung models that only a restart of Triton can help."""
-        self._configs: dict[str, ModelConfig] = {}
-
-    def learn(self, config: ModelConfig) -> None:
-        """Stores which models this model runs."""
-        self._configs[config.name] = config
+        self.configs: dict[str, ModelConfig] = {}
+        """What Triton reported last, by model: which models a model runs."""
 
     def run_by(self, model: str) -> list[str]:
         """The models that the model runs, at any depth, and itself at the end."""
-        config = self._configs.get(model)
-        below = () if config is None else reached(config, self._configs)
+        config = self.configs.get(model)
+        below = () if config is None else reached(config, self.configs)
         return [*sorted(set[str]().union(*(each.calls for each in below)) - {model}), model]
 
     def instances(self, called: str) -> int:
         """The largest number of instances among the models that a call of ``called`` runs."""
-        known = (self._configs[name] for name in self.run_by(called) if name in self._configs)
+        known = (self.configs[name] for name in self.run_by(called) if name in self.configs)
         return max((config.instance_count for config in known), default=1)
-
-    def runs_itself(self, model: str) -> bool:
-        """Whether Triton runs the model in a process or an engine of its own: it is not a known ensemble."""
-        return model not in self._configs or not self._configs[model].is_ensemble
 
     # What follows for requests
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether Triton is live, but does not answer inference calls."""
+        return (ModelFault.STUCK, "") in self.faults
+
     def with_fault(self, *faults: ModelFault) -> list[str]:
         """The models that have one of these faults themselves."""
-        return sorted(model for model, found in self.faults.items() if not found.isdisjoint(faults))
+        return sorted({model for fault, model in self.faults if fault in faults})
 
     def faults_of(self, model: str) -> list[ModelFault]:
-        """The faults of the model and of the models that it runs, in the order in which they explain a refusal.
+        """The faults of the model, of the models that it runs, and of Triton, in the order in which they explain.
 
         An open breaker concerns only the calls of its model.
         """
         if not self.faults:
             return []
-        found = set[ModelFault]().union(*(self.faults.get(name, ()) for name in self.run_by(model)))
-        if ModelFault.OPEN not in self.faults.get(model, ()):
-            found.discard(ModelFault.OPEN)
-        return [fault for fault in ModelFault if fault in found]
+        names = {*self.run_by(model), ""}
+        has = {
+            fault for fault, name in self.faults if name in names and (fault is not ModelFault.OPEN or name == model)
+        }
+        return [fault for fault in ModelFault if fault in has]
 
     def is_ready(self, model: str) -> bool:
-        """Whether no known fault concerns the readiness of the model. An open breaker does not."""
-        return all(fault is ModelFault.OPEN for fault in self.faults_of(model))
+        """Whether no known fault concerns the readiness of the model. An open breaker does not, nor does Triton."""
+        return {ModelFault.OPEN, ModelFault.STUCK}.issuperset(self.faults_of(model))
 
     def refusal(self, model: str) -> Unavailable | None:
         """Returns the error if requests to the model must not be sent to this Triton now, else None."""
         for fault in self.faults_of(model):
-            text, retry_after_s = fault.refusal.format(model), fault.retry_after_s
-            if fault is not ModelFault.OPEN:
-                return ModelNotReady(text, was_sent=False, retry_after_s=retry_after_s)
-            wait_s = math.ceil(self.models[model].probes.due_at - time.monotonic())
-            return UpstreamUnavailable(text, was_sent=False, retry_after_s=max(1, wait_s))
-        if self.is_stuck:
-            return UpstreamUnavailable("Triton is stuck: it answers no inference call.", was_sent=False)
+            error = UpstreamUnavailable if fault in {ModelFault.OPEN, ModelFault.STUCK} else ModelNotReady
+            probe_s = self.models[model].probes.due_at - time.monotonic() if fault is ModelFault.OPEN else 0.0
+            retry_after_s = max(fault.retry_after_s, math.ceil(probe_s))
+            return error(fault.refusal.format(model), was_sent=False, retry_after_s=retry_after_s)
         return None
-
-    def fault(self, model: str) -> str:
-        """See :meth:`InferenceServer.fault`."""
-        return next((clause for fault in self.faults_of(model) if (clause := fault.clause)), "")
 
     # What calls show
 
@@ -271,21 +249,17 @@ class TritonHealth:
         """Only notes the time of a death if the model has the fault."""
         if fault in DEAD:
             self.models[model].died_at = self.died_at = time.monotonic()
-        found = self.faults.setdefault(model, set())
-        if fault not in found:
-            found.add(fault)
+        if (fault, model) not in self.faults:
+            self.faults.add((fault, model))
             self._changed(fault, model, 1)
-            _log.error(fault.began, model)
+            _log.error(fault.began, f"model '{model}'" if model else "Triton")
 
-    def end(self, fault: ModelFault, model: str, log: str = "") -> None:
-        """No-op if the model does not have the fault. ``log``: instead of the line of the table."""
-        found = self.faults.get(model, set())
-        if fault in found:
-            found.remove(fault)
-            if not found:
-                del self.faults[model]
+    def end(self, fault: ModelFault, model: str) -> None:
+        """No-op if the model does not have the fault."""
+        if (fault, model) in self.faults:
+            self.faults.remove((fault, model))
             self._changed(fault, model, -1)
-            _log.info(log or fault.ended, model)
+            _log.info("%s is called again", f"model '{model}'" if model else "Triton")
 
     # Dead processes and engines. Triton 2.51 does not restart such a process: the model stays ready in Triton, and
     # every request that reaches the process fails after about a second. An engine dies in a process that lives.
@@ -330,10 +304,10 @@ class TritonHealth:
         self.models[model].repaired_at = time.monotonic()
         for called in [each for each in self.suspects if model in self.run_by(each)]:
             del self.suspects[called]
-        if not is_proven and ModelFault.ENGINE in self.faults.get(model, ()):
+        if not is_proven and (ModelFault.ENGINE, model) in self.faults:
             self.suspects[model] = Counter({(ModelFault.ENGINE, model): REPEATED - 1})
         for fault in DEAD:
-            self.end(fault, model, "" if is_proven else "model '%s' is tried again with the next request")
+            self.end(fault, model)
 
     def has_died_since(self, began: float, called: str) -> bool:
         """Whether the process of the model, or of a model that it runs, is known to have died after ``began``."""
@@ -346,4 +320,4 @@ class HealthByAddress(dict[str, TritonHealth]):
     @property
     def needs_restart(self) -> bool:
         """Whether every Triton is stuck, or has a model that answers only after a restart."""
-        return bool(self) and all(health.is_stuck or health.restart_wanted_by for health in self.values())
+        return bool(self) and all(health.with_fault(ModelFault.STUCK) for health in self.values())

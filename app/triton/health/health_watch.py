@@ -12,25 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.core.aio import Backoff
-from app.core.engine import Engine, discard_stream, responses_of
+from app.core.engine import Engine, responses_of
 from app.core.errors import DeadlineExceeded, GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
 from app.triton.grpc_errors import REPAIR_S
 from app.triton.health.health import DEAD, FAILURES, FIRST_DELAY_S, REPEATED, ModelFault, TritonHealth
-from app.triton.triton_engine import RunningStream, TritonEngine
+from app.triton.triton_engine import LOAD_TIMEOUT_S, RunningStream, TritonEngine
 
 POLL_S = 0.25
 UNANSWERED = 2
 """The number of consecutive calls without an answer that starts an examination with canaries."""
 CANARIES = 2
 """The number of consecutive canaries without an answer, after which a model is not ready."""
-CANARY_S = 10.0
-"""Timeout of a canary that looks for a dead process. Triton needs up to 4 s to detect one."""
 LONGEST_CANARY_S = 30.0
+"""The longest timeout of a canary that probes or looks for a dead process. Triton needs up to 4 s to detect one."""
 HUNG_S = 60.0
 """A model hangs if it completes nothing for this time. Slower canaries and longer deadlines extend this time."""
 RELOAD_S = 60.0
-"""Timeout of a reload of a hung model. In a Triton whose threads are in a deadlock, a reload does not end."""
+"""Timeout of the load of a hung model. In a Triton whose threads are in a deadlock, a reload does not end."""
 LONGEST_DELAY_S = 60.0
 """Longest delay between two reloads of a model with a dead process."""
 LONGEST_LOOK_S = 10.0
@@ -138,12 +137,11 @@ class HealthWatch:
                     start("dead", self._confirm_and_repair)
                 for (model, method), calls in list(health.calls.items()):
                     if calls.unanswered >= UNANSWERED and not health.may_be_busy(model, calls):
-                        if not (canaries := self._canaries_by(method, model)):
-                            canaries = self._canaries_by(method)  # only other models can tell whether Triton is stuck
+                        if self._canaries_by(method, model):
+                            start(("silent", model), self._examine, model, method)
+                        else:  # only other models can tell whether Triton is stuck
+                            health.calls_of("", method).unanswered = FAILURES
                             calls.unanswered = 0
-                        for canary in canaries:
-                            called = canary.request.model
-                            start(("silent", called), self._examine, called, method)
                 for stream in list(engine.streams):
                     if self._is_silent_stream(stream):
                         start(("stream", stream.model), self._examine_streams, stream.model)
@@ -151,17 +149,21 @@ class HealthWatch:
                     count_at = time.monotonic() + COUNT_S
                     start("counts", self._count)
 
+    async def _is_answered(self, model: str) -> bool | None:
+        """Whether the model answers a canary. None without one, or if the model or Triton is unavailable."""
+        if (canary := self._canaries().get(model)) is None:
+            return None
+        return await is_answered(self._engine, canary, min(self._health.models[model].canary_s, LONGEST_CANARY_S))
+
     async def _probe(self, model: str) -> None:
         """Without a sample, or while Triton is unreachable, checks if the model is ready."""
-        state = self._health.models[model]
-        is_working: bool | None
+        state, is_working = self._health.models[model], True
         try:
             is_working = await self._engine.model_ready(model)
         except GatewayError as exc:
             is_working = not isinstance(exc, Unavailable)
-        is_reached = state.probes.longest_s > state.probes.first_s
-        if is_working and is_reached and (canary := self._canaries().get(model)) is not None:
-            is_working = await is_answered(self._engine, canary, min(state.timeout_s, LONGEST_CANARY_S))
+        if is_working and state.probes.longest_s > state.probes.first_s and model in self._canaries():
+            is_working = await self._is_answered(model) is True
         if is_working:
             state.failures = 0
             self._health.end(ModelFault.OPEN, model)
@@ -174,9 +176,9 @@ class HealthWatch:
         """One model at a time. The model's sample confirms a suspicion; without a sample, repeated errors do.
 
         If another process repairs now, its repair may end the fault: the suspicions begin again after it. A reload
-        during the streams of a dead process can abort Triton 2.51: if the model has streams, a repair begins after
-        FIRST_DELAY_S, when those of the dead process have ended (:meth:`_is_silent_stream`). Without a sample of the
-        model, or of one that runs it, the next request decides whether the repair helped.
+        during the streams of a dead process can abort Triton 2.51: a repair begins after FIRST_DELAY_S, when they have
+        ended (:meth:`_is_silent_stream`). Without a sample of the model, or of one that runs it, the next request
+        decides whether the repair helped.
         """
         health = self._health
         with self._turn() as is_own:
@@ -186,23 +188,21 @@ class HealthWatch:
             for called, named in list(health.suspects.items()):
                 if not DEAD.isdisjoint(health.faults_of(called)):
                     continue
-                is_sampled = await self._meets_dead_part(called) is not None
-                ((part, count),) = named.most_common(1)
-                if not is_sampled and count >= REPEATED:
+                if await self._meets_dead_part(called) is None:
+                    ((part, count),) = named.most_common(1)
+                    if count < REPEATED:
+                        continue
                     health.begin(*part)
-                if is_sampled or not health.is_ready(called):
-                    health.suspects.pop(called, None)
+                health.suspects.pop(called, None)
             for model in health.with_fault(*DEAD):
                 state, asked_at = health.models[model], time.monotonic()
-                has_streams = any(model in health.run_by(each.model) for each in self._engine.streams)
-                delay_s = FIRST_DELAY_S if has_streams or not health.may_reload else 0.0
-                if not state.repairs.is_due or asked_at - state.died_at < delay_s:
+                if not state.repairs.is_due or asked_at - state.died_at < FIRST_DELAY_S:
                     continue
                 state.repairs.longest_s = LONGEST_DELAY_S if health.may_reload else LONGEST_LOOK_S
                 state.repairs.fail()
-                is_engine = ModelFault.ENGINE in health.faults[model]
+                is_engine = (ModelFault.ENGINE, model) in health.faults
                 # the message about an engine names no model, so below an ensemble or BLS model any engine may be dead
-                names = [each for each in health.run_by(model) if health.runs_itself(each)] if is_engine else [model]
+                names = health.run_by(model) if is_engine else [model]
                 if health.may_reload and not all([await self._reloads(name) for name in names]):
                     continue
                 sampled = [called for called in self._canaries() if model in health.run_by(called)]
@@ -213,92 +213,88 @@ class HealthWatch:
     async def _meets_dead_part(self, called: str) -> bool | None:
         """Whether a canary meets a dead process or engine; None without a canary. Each canary tests one instance."""
         asked_at = time.monotonic()
+        if called not in self._canaries():
+            return None
         for _ in range(min(2 * self._health.instances(called), _MOST_CANARIES)):
-            if (canary := self._canaries().get(called)) is None:
-                return None
-            with suppress(GatewayError):
-                await discard_stream(self._engine, canary.request, Deadline.after(CANARY_S))
+            await self._is_answered(called)
             if self._health.has_died_since(asked_at, called):
                 return True
         return False
 
-    async def _reloads(self, model: str, timeout_s: float | None = None) -> bool:
+    async def _reloads(self, model: str, timeout_s: float = LOAD_TIMEOUT_S) -> bool:
         """Whether the model could be loaded again."""
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._engine.reload_model(model)
-        except TimeoutError:
-            _log.error("model '%s' could not be loaded again within %g s", model, timeout_s)
+            await self._engine.reload_model(model, timeout_s)
         except GatewayError as exc:
             if exc.upstream is not None and _REFUSED in exc.upstream.message:
                 self._health.may_reload = False
                 _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
             else:
                 _log.error("model '%s' could not be loaded again: %s", model, exc.detail)
-        else:
-            _log.info("model '%s' was unloaded and loaded again", model)
-            return True
-        return False
+            return False
+        _log.info("model '%s' was unloaded and loaded again", model)
+        return True
 
     # Silence
 
     async def _examine(self, model: str, method: str) -> None:
-        """Follows the silence of a model from the first suspicion to its end.
+        """Follows the silence of a model, or with an empty text of Triton, from the first suspicion to its end.
 
         A slow model or a full queue is not a hung model: requests whose callers have left count too. If no other model
         answers this method either, Triton is stuck, and only a restart can help. Triton is not restarted soon after the
         last time, nor if the gateway did not start it: then `/health/triton` shows that a restart is needed.
         """
         health, state, began = self._health, self._health.models[model], time.monotonic()
-        hangs, is_stuck, is_reloaded, since = False, False, False, began
+        of_triton, may_reload, since = health.calls_of("", method), bool(model), began
         try:
-            if not await self._stays_silent(model, method, began + state.usual_silence_s):
-                return
-            health.begin(ModelFault.HUNG, model)
-            while await self._stays_silent(
-                model, method, since + self._hung_after_s(method, model), during_stuck=is_stuck
-            ):
-                hangs, silent_s = True, time.monotonic() - began
-                _log.error("model '%s' hangs: it has completed no request for %g s", model, round(silent_s))
-                if not is_stuck and silent_s >= self._hung_after_s(method) and not health.is_heard_since(began, method):
-                    # another task may have found it meanwhile
-                    is_stuck = await self._look(method) is False and not health.is_stuck
-                    if is_stuck:
-                        health.is_stuck = True
-                        _log.error("Triton is stuck: it is live, but answers no %s call", method)
-                if health.may_reload and not is_reloaded and not is_stuck:
-                    is_reloaded = True
-                    async with self._reloading:
-                        with self._turn() as is_own:
-                            # without the models below it whose own canary is answered
-                            for name in health.run_by(model) if is_own else ():
-                                if name == model or not await self._look("ModelStreamInfer", name):
-                                    await self._reloads(name, RELOAD_S)
+            if model:
+                if not await self._stays_silent(model, method, began + state.usual_silence_s):
+                    return
+                health.begin(ModelFault.HUNG, model)
+                if not health.is_heard_since(began, method):
+                    of_triton.unanswered = FAILURES
+            while await self._stays_silent(model, method, since + self._hung_after_s(method, model)):
+                if model and of_triton.unanswered:  # its examination decides first
+                    continue
+                if model:
+                    silent_s = round(time.monotonic() - began)
+                    _log.error("model '%s' hangs: it has completed no request for %g s", model, silent_s)
+                if may_reload and health.may_reload:
+                    may_reload = False
+                    await self._reload_hung(model)
                 else:
-                    health.restart_wanted_by.add(model)
+                    health.begin(ModelFault.STUCK, model)
                     if self._restart is not None and self._restarts.is_due:
                         self._restarts.fail()
-                        reason = "it is stuck" if is_stuck else f"model '{model}' hangs"
+                        reason = f"model '{model}' hangs" if model else "it is stuck"
                         _log.error("the embedded Triton is restarted, because %s", reason)
                         await self._restart()
                 since = time.monotonic()
-            if not hangs and not health.is_stuck:
+            if since == began and not health.is_stuck:
                 state.usual_silence_s = 2 * (time.monotonic() - began)
         finally:
             health.calls_of(model, method).unanswered = 0
-            health.restart_wanted_by.discard(model)
-            health.end(ModelFault.HUNG, model)
-            if is_stuck:
-                health.is_stuck = False
-                _log.info("Triton answers %s calls again, or cannot be reached", method)
+            for fault in (ModelFault.HUNG, ModelFault.STUCK):
+                health.end(fault, model)
 
-    async def _stays_silent(self, model: str, method: str, until: float, *, during_stuck: bool = False) -> bool:
+    async def _reload_hung(self, model: str) -> None:
+        """Reloads the models that it runs too, without those whose own canary is answered."""
+        async with self._reloading:
+            with self._turn() as is_own:
+                for name in self._health.run_by(model) if is_own else ():
+                    if name == model or not await self._is_answered(name):
+                        await self._reloads(name, RELOAD_S)
+
+    async def _stays_silent(self, model: str, method: str, until: float) -> bool:
         """Whether the model completes nothing for this time, and for as many calls as open a breaker."""
-        canaries, calls, look_in = 0, self._health.calls_of(model, method), "" if during_stuck else model
-        while canaries < CANARIES or calls.unanswered < FAILURES or time.monotonic() < until:
-            if self._health.is_stuck is not during_stuck or await self._look(method, look_in) is not False:
+        health, rounds = self._health, 0
+        while rounds < CANARIES or health.calls_of(model, method).unanswered < FAILURES or time.monotonic() < until:
+            began, canaries = time.monotonic(), self._canaries_by(method, model)
+            found = await asyncio.gather(*(self._is_silent(each, method) for each in canaries))
+            is_other = model and health.is_stuck  # Triton's silence explains that of its models
+            if not found or not all(found) or health.is_heard_since(began, method, model) or is_other:
                 return False
-            canaries += 1
+            rounds += 1
         return True
 
     def _hung_after_s(self, method: str, model: str = "") -> float:
@@ -314,25 +310,14 @@ class HealthWatch:
         named = (found[name] for name in found if model in {"", name} and self._health.models[name].heard_at)
         return [each for each in named if not (each.is_decoupled and method == "ModelInfer")][:_MOST_MODELS]
 
-    async def _look(self, method: str, model: str = "") -> bool | None:
-        """Sends canaries to the model; without one, to several models. One that works is enough.
-
-        None: it is unknown whether one works.
-        """
-        began, canaries = time.monotonic(), self._canaries_by(method, model)
-        found = await asyncio.gather(*(self._works(each, method) for each in canaries))
-        if True in found or self._health.is_heard_since(began, method, model):
-            return True
-        return None if None in found or not found else False
-
-    async def _works(self, canary: Canary, method: str) -> bool | None:
+    async def _is_silent(self, canary: Canary, method: str) -> bool:
         """Sends the canary with the gRPC method ``method``, and distinguishes a busy model from a hung one.
 
         Triton executes requests although their callers have left. So a model that answers nothing in time
         may be busy for minutes. Triton's statistics count the requests that it completes in this time.
 
         Returns:
-            None if Triton, its statistics or the model cannot be reached.
+            False also if Triton, its statistics or the model cannot be reached.
         """
         model, is_streamed = canary.request.model, method == "ModelStreamInfer"
         timeout_s = self._health.models[model].canary_s
@@ -349,18 +334,17 @@ class HealthWatch:
 
         try:
             before = await completed()
-            found = await is_answered(self._engine, replace(canary, is_decoupled=is_streamed), timeout_s)
-            if found is not False:
-                return found
+            if await is_answered(self._engine, replace(canary, is_decoupled=is_streamed), timeout_s) is not False:
+                return False
             after = await completed()
         except GatewayError:
-            return None
+            return False
         # The canary itself counts as an execution of an ensemble's steps and, before its response, of a decoupled
         # model. So these are busy only if the completed requests took about as long as the canary waited.
         if not is_streamed and after[model][0] != before[model][0]:
-            return True
+            return False
         gained = [(after[name][1] - before[name][1], after[name][2] - before[name][2]) for name in after]
-        return sum(ns / requests / 1e9 for requests, ns in gained if requests > 0) >= timeout_s / 2
+        return sum(ns / requests / 1e9 for requests, ns in gained if requests > 0) < timeout_s / 2
 
     # Lost streams. Triton 2.51 does not end a stream whose model process died, not even when the model is loaded again.
     # And a connection to a host that is gone stays open for a long time.
@@ -401,8 +385,8 @@ class HealthWatch:
                 stream.call.interrupt(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
             elif not is_down and is_reloaded and stream.silent_s >= models[stream.model].canary_s:
                 stream.call.interrupt(ModelNotReady("The model was loaded again before the stream was complete."))
-        if not is_down and (canary := self._canaries().get(model)) is not None:
-            await is_answered(self._engine, canary, CANARY_S)
+        if not is_down:
+            await self._is_answered(model)
 
     async def _count(self) -> None:
         """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""

@@ -21,7 +21,7 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Op
 from app.core.model import ModelConfig
 from app.triton.fleet import balancer as module
 from app.triton.fleet.balancer import Balancer, TritonServer
-from app.triton.health.health import FAILURES
+from app.triton.health.health import FAILURES, ModelFault
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.models import model
 
@@ -133,8 +133,9 @@ class TestPick:
         balancer, _ = balanced(*engines)
         server = balancer.servers[0]
         server.is_leaving = fault == "is leaving"
-        server.health.is_stuck = fault == "is stuck"
-        if fault == "open breaker":
+        if fault == "is stuck":
+            server.health.begin(ModelFault.STUCK, "")
+        elif fault == "open breaker":
             trip(server)
         elif fault == "is down":
             balancer.put_down(server)

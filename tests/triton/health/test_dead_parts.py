@@ -101,8 +101,8 @@ class TestWithASample:
 
     async def test_a_text_that_a_sample_disproves_is_no_death(self, dying: Watched, fault: ModelFault) -> None:
         """A model may repeat the text of a caller in its error."""
-        dying.server.samples_work = True
         await dying.call(times=50)
+        dying.server.message = ""  # the sample works
         async with dying.watching("a", may_reload=True):
             await eventually(lambda: not dying.health.suspects)
         assert (dying.begun, dying.server.control) == ([], [])
@@ -166,7 +166,7 @@ class TestWithoutASample:
 
 async def test_below_an_ensemble_every_model_is_loaded_again(dying: Watched) -> None:
     """The message about an engine names no model."""
-    dying.health.learn(config("chain", "a", "other", platform="ensemble"))
+    dying.health.configs["chain"] = config("chain", "a", "other", platform="ensemble")
     dying.server.message = f"in ensemble 'chain', {ENGINES[0]}"
     await dying.call("chain")
     async with dying.watching("chain", may_reload=True):
@@ -196,7 +196,7 @@ class TestSuspicion:
             config("part_two", instances=3),
             config("other"),
         ):
-            known.learn(each)
+            known.configs[each.name] = each
         return known
 
     @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ class TestSuspicion:
         assert health.suspects == {"whole": Counter({(ModelFault.PROCESS, "part"): 1})}
 
     async def test_repeated_errors_name_one_model(self, dying: Watched) -> None:
-        dying.health.learn(config("whole", "part", "inner"))
+        dying.health.configs["whole"] = config("whole", "part", "inner")
         for stub in ("part_0_0", "part_0_0", "inner_0_0"):
             dying.health.suspect("whole", DEAD.format(stub), time.monotonic())
         async with dying.watching():
@@ -253,8 +253,7 @@ class TestSuspicion:
 
     def test_a_cycle_of_models_ends_the_search(self) -> None:
         health = TritonHealth()
-        health.learn(config("a", "b"))
-        health.learn(config("b", "a"))
+        health.configs = {"a": config("a", "b"), "b": config("b", "a")}
         assert health.run_by("a") == ["b", "a"]
 
 
@@ -331,7 +330,7 @@ async def test_a_repair_begins_after_the_streams_of_the_dead_process_have_ended(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reload while they run can abort Triton 2.51."""
-    monkeypatch.setattr(watch_module, "FIRST_DELAY_S", WITHIN_S)
+    monkeypatch.setattr(watch_module, "FIRST_DELAY_S", 1.0)
     async with reading.triton.watching(may_reload=True):
         await reading.begun()
         reading.health.begin(ModelFault.PROCESS, "m")

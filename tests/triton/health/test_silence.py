@@ -373,7 +373,6 @@ class TestBusyEngines:
     @pytest.fixture(autouse=True)
     def short_timeouts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", CANARY_S)
-        monkeypatch.setattr(watch_module, "CANARY_S", CANARY_S)
         monkeypatch.setattr(watch_module, "HUNG_S", 60.0)
 
     @asynccontextmanager

@@ -103,8 +103,8 @@ class WatchedCall:
         calls, waited_s, self._since = self._calls, now - self._since, now
         calls.heard_at, calls.unanswered, calls.silent_s, calls.silent_until = now, 0, 0.0, 0.0
         model = calls.model
-        model.heard_at, model.failures = now, 0
-        model.longest_s = waited_s if waited_s > model.longest_s else model.longest_s
+        model.failures = 0
+        model.canary_s = 3 * waited_s if 3 * waited_s > model.canary_s else model.canary_s
         faded_s = model.recent_s * _FADING
         model.recent_s = waited_s if waited_s > faded_s else faded_s
         if self._health.faults:

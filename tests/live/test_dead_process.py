@@ -121,7 +121,7 @@ def test_a_stream_of_a_dead_process_ends_with_a_retryable_error(own_triton: Embe
                 break
             wait_for_new_triton(gateway, own_triton, triton)
         assert (last.name, last.data["retryable"]) == ("error", True)
-        assert last.data["detail"] == "The process of the model died before the stream was complete."
+        assert last.data["detail"] == "The process of the model ended before the stream was complete."
         eventually(works_again)
 
 

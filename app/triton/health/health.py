@@ -13,8 +13,8 @@ no matter of which model
 an error that names a dead process  an error of a canary; without one,     PROCESS   reload after 1 s, when its streams
                                     3 errors                                         have ended, then up to 60 s
 an error of ``engine_errors``       the same                               ENGINE    the same, with the models below it
-a stream is silent                  Triton does not answer, the process    (none)    end the stream
-                                    died, or the model was reloaded
+a stream is silent                  Triton does not answer, or a process   (none)    end the stream
+                                    died or was replaced since it began
 ==================================  =====================================  ========  =================================
 """
 
@@ -39,10 +39,8 @@ FIRST_PROBE_S = 0.25
 LONGEST_PROBE_S = 5.0
 """Longest interval between probes of a model that does not answer. An unreachable model keeps the first interval."""
 LEAST_TIMEOUT_S = 1.0
-UNKNOWN_TIMEOUT_S = 5.0
-"""The timeout of a model that has never answered."""
 SILENCE_S = 5.0
-"""An abandoned call counts as unanswered if it waited at least this long for a response."""
+"""An abandoned call counts as unanswered if it waited this long, and so does a call of a model that never answered."""
 REPEATED = 3
 """The number of errors about one process that confirms its death if the model has no sample."""
 FIRST_DELAY_S = 1.0
@@ -101,33 +99,22 @@ class ModelDeclaration(NamedTuple):
 class ModelHealth:
     """What is known about one model. Times are in monotonic seconds."""
 
-    heard_at: float = 0.0
-    """The last answer; 0 before the first."""
-    longest_s: float = 0.0
-    """The longest answer time."""
     recent_s: float = 0.0
-    """The longest recent answer time: older ones count less and less."""
+    """The longest recent answer time: older ones count less and less. 0 before the first answer."""
+    canary_s: float = field(default_factory=lambda: SILENCE_S)
+    """The timeout of a canary: three times the longest answer time, and any silence of a model that was only slow."""
     failures: int = 0
     """Consecutive calls without an answer that count for the breaker."""
     probes: Backoff = field(default_factory=Backoff)
     """``longest_s`` is longer than ``first_s`` if calls reached the model, but were not answered."""
     repairs: Backoff = field(default_factory=lambda: Backoff(FIRST_DELAY_S, forgiven_s=FORGIVEN_S))
-    usual_silence_s: float = 0.0
-    """How long the model must be silent until it is not ready. It grows when a slow model was silent that long."""
-    died_at: float = 0.0
-    repaired_at: float = 0.0
-    reloaded_at: float = 0.0
-    """A time before the last reload by any client of Triton."""
+    ended_at: float = 0.0
+    """Calls that began earlier may be those of a process that has died since, or was replaced by a reload."""
 
     @property
     def timeout_s(self) -> float:
         """The time after which a missing answer counts as a failure."""
-        return max(LEAST_TIMEOUT_S, 3 * self.recent_s) if self.heard_at else UNKNOWN_TIMEOUT_S
-
-    @property
-    def canary_s(self) -> float:
-        """The timeout of a canary."""
-        return max(SILENCE_S, 3 * self.longest_s)
+        return max(LEAST_TIMEOUT_S, 3 * self.recent_s) if self.recent_s else SILENCE_S
 
 
 @dataclass(slots=True, eq=False)
@@ -166,8 +153,6 @@ class TritonHealth:
         """With the model that has the fault itself; an empty text: Triton."""
         self.suspects: dict[str, Counter[DeadPart]] = {}
         """Called model -> what the errors of its calls named, and how often."""
-        self.died_at = 0.0
-        """The last death of a process or an engine."""
         self.configs: dict[str, ModelConfig] = {}
         """What Triton reported last, by model: which models a model runs."""
 
@@ -248,7 +233,7 @@ class TritonHealth:
     def begin(self, fault: ModelFault, model: str) -> None:
         """Only notes the time of a death if the model has the fault."""
         if fault in DEAD:
-            self.models[model].died_at = self.died_at = time.monotonic()
+            self.models[model].ended_at = time.monotonic()
         if (fault, model) not in self.faults:
             self.faults.add((fault, model))
             self._changed(fault, model, 1)
@@ -271,8 +256,8 @@ class TritonHealth:
         declares which messages mean that an engine has died. The error of a canary is a proof. Another may contain text
         from a caller, so it is only a suspicion.
 
-        ``began``: start of the call, in monotonic seconds. A call from before the repair of the model is ignored,
-        because its error, which may be seconds late, is about the process that the repair replaced.
+        ``began``: start of the call, in monotonic seconds. A call from before the end of the process is ignored,
+        because its error, which may be seconds late, is about the process that a repair replaced.
 
         Returns:
             The dead process that the message names, if the model ``called`` runs it; or the dead engine of ``called``.
@@ -289,7 +274,7 @@ class TritonHealth:
                 return None
         if not owner:
             return None
-        if began >= self.models[owner].repaired_at:
+        if began >= self.models[owner].ended_at:
             if is_probe:
                 self.begin(fault, owner)
             else:
@@ -301,7 +286,7 @@ class TritonHealth:
 
         One error is enough then for an engine, because it fails every request.
         """
-        self.models[model].repaired_at = time.monotonic()
+        self.models[model].ended_at = time.monotonic()
         for called in [each for each in self.suspects if model in self.run_by(each)]:
             del self.suspects[called]
         if not is_proven and (ModelFault.ENGINE, model) in self.faults:
@@ -309,9 +294,9 @@ class TritonHealth:
         for fault in DEAD:
             self.end(fault, model)
 
-    def has_died_since(self, began: float, called: str) -> bool:
-        """Whether the process of the model, or of a model that it runs, is known to have died after ``began``."""
-        return self.died_at > began and any(self.models[model].died_at > began for model in self.run_by(called))
+    def has_ended_since(self, began: float, called: str) -> bool:
+        """Whether the process of the model, or of a model that it runs, is known to have ended after ``began``."""
+        return any(self.models[model].ended_at > began for model in self.run_by(called))
 
 
 class HealthByAddress(dict[str, TritonHealth]):

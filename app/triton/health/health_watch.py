@@ -39,10 +39,6 @@ LONGEST_RESTART_S = 3600.0
 """Longest time between two restarts. They end the requests of all models, and may not help a model that hangs again."""
 DEAD_S = 0.5
 """A stream of a dead process has been silent at least this long, because Triton needs a second to report the death."""
-SILENT_S = 2.0
-"""A stream that has begun is examined after this silence,"""
-TIMES = 5.0
-"""and this many times the longest recent answer time of its model."""
 COUNT_S = 2.0
 """How often the statistics of models with running streams are read."""
 _MOST_CANARIES = 8
@@ -196,7 +192,7 @@ class HealthWatch:
                 health.suspects.pop(called, None)
             for model in health.with_fault(*DEAD):
                 state, asked_at = health.models[model], time.monotonic()
-                if not state.repairs.is_due or asked_at - state.died_at < FIRST_DELAY_S:
+                if not state.repairs.is_due or asked_at - state.ended_at < FIRST_DELAY_S:
                     continue
                 state.repairs.longest_s = LONGEST_DELAY_S if health.may_reload else LONGEST_LOOK_S
                 state.repairs.fail()
@@ -207,7 +203,7 @@ class HealthWatch:
                     continue
                 sampled = [called for called in self._canaries() if model in health.run_by(called)]
                 is_dead = await self._meets_dead_part(model if model in sampled else next(iter(sampled), ""))
-                if not is_dead or not (is_engine or state.died_at > asked_at):
+                if not is_dead or not (is_engine or state.ended_at > asked_at):
                     health.revive(model, is_proven=is_dead is not None)
 
     async def _meets_dead_part(self, called: str) -> bool | None:
@@ -217,7 +213,7 @@ class HealthWatch:
             return None
         for _ in range(min(2 * self._health.instances(called), _MOST_CANARIES)):
             await self._is_answered(called)
-            if self._health.has_died_since(asked_at, called):
+            if self._health.has_ended_since(asked_at, called):
                 return True
         return False
 
@@ -248,7 +244,7 @@ class HealthWatch:
         of_triton, may_reload, since = health.calls_of("", method), bool(model), began
         try:
             if model:
-                if not await self._stays_silent(model, method, began + state.usual_silence_s):
+                if not await self._stays_silent(model, method, began):
                     return
                 health.begin(ModelFault.HUNG, model)
                 if not health.is_heard_since(began, method):
@@ -271,7 +267,7 @@ class HealthWatch:
                         await self._restart()
                 since = time.monotonic()
             if since == began and not health.is_stuck:
-                state.usual_silence_s = 2 * (time.monotonic() - began)
+                state.canary_s = max(state.canary_s, time.monotonic() - began)
         finally:
             health.calls_of(model, method).unanswered = 0
             for fault in (ModelFault.HUNG, ModelFault.STUCK):
@@ -307,7 +303,7 @@ class HealthWatch:
         Triton answers ModelStreamInfer for every model, ModelInfer only for models that are not decoupled.
         """
         found = self._canaries()
-        named = (found[name] for name in found if model in {"", name} and self._health.models[name].heard_at)
+        named = (found[name] for name in found if model in {"", name} and self._health.models[name].recent_s)
         return [each for each in named if not (each.is_decoupled and method == "ModelInfer")][:_MOST_MODELS]
 
     async def _is_silent(self, canary: Canary, method: str) -> bool:
@@ -350,21 +346,21 @@ class HealthWatch:
     # And a connection to a host that is gone stays open for a long time.
 
     def _is_silent_stream(self, stream: RunningStream) -> bool:
-        """Ends the stream of a dead process; otherwise returns whether to find out why the stream is silent.
+        """Ends the stream of a process that has ended; otherwise returns whether to find out why the stream is silent.
 
-        Another instance of the model may be alive, so with several instances the stream gets more time.
+        Another instance of the model may be alive, and a reload waits for its streams: then the stream gets more time.
         """
         health, silent_s = self._health, stream.silent_s
-        if silent_s < stream.examined_s:  # a response arrived since the last examination
-            stream.examined_s = 0.0
         if silent_s < DEAD_S:
             return False
-        dead_s = DEAD_S if health.instances(stream.model) == 1 else health.models[stream.model].canary_s
-        if silent_s >= dead_s and health.has_died_since(stream.began, stream.model):
-            text = "The process of the model died before the stream was complete."
+        is_dead = not DEAD.isdisjoint(health.faults_of(stream.model)) and health.instances(stream.model) == 1
+        ends_s = DEAD_S if is_dead else health.models[stream.model].canary_s
+        if silent_s >= ends_s and health.has_ended_since(stream.began, stream.model):
+            text = "The process of the model ended before the stream was complete."
             stream.call.interrupt(ModelNotReady(text, retry_after_s=REPAIR_S))
             return False
-        if silent_s < max(self._limit_s(stream), 2 * stream.examined_s):
+        examined_s = stream.examined_s if stream.examined_s <= silent_s else 0.0  # a response has arrived since
+        if silent_s < max(self._limit_s(stream), 2 * examined_s):
             return False
         stream.examined_s = silent_s
         return True
@@ -372,21 +368,17 @@ class HealthWatch:
     def _limit_s(self, stream: RunningStream) -> float:
         """The silence after which a stream is examined."""
         state = self._health.models[stream.model]
-        has_begun = stream.call.arrived is not None
-        return min(state.canary_s, max(SILENT_S, TIMES * state.recent_s)) if has_begun else state.canary_s
+        return state.canary_s if stream.call.arrived is None else min(state.canary_s, 2 * state.timeout_s)
 
     async def _examine_streams(self, model: str) -> None:
-        """Finds out why streams are silent. A canary may meet a dead process."""
-        asked_at, models = time.monotonic(), self._health.models
-        is_down = not await self._engine.answers()
-        for stream in list(self._engine.streams):
-            is_reloaded = any(models[name].reloaded_at > stream.began for name in self._health.run_by(stream.model))
-            if is_down and stream.silent_s - (time.monotonic() - asked_at) >= self._limit_s(stream):
-                stream.call.interrupt(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
-            elif not is_down and is_reloaded and stream.silent_s >= models[stream.model].canary_s:
-                stream.call.interrupt(ModelNotReady("The model was loaded again before the stream was complete."))
-        if not is_down:
+        """Ends silent streams if Triton does not answer. Otherwise a canary may meet a dead process."""
+        asked_at = time.monotonic()
+        if await self._engine.answers():
             await self._is_answered(model)
+            return
+        for stream in list(self._engine.streams):
+            if stream.silent_s - (time.monotonic() - asked_at) >= self._limit_s(stream):
+                stream.call.interrupt(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
 
     async def _count(self) -> None:
         """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""
@@ -397,7 +389,7 @@ class HealthWatch:
                 count = sum(each["inference_stats"][end]["count"] for each in found for end in ("success", "fail"))
                 counted_at, counted = self._counts.get(model, (0.0, 0))
                 if count < counted:
-                    self._health.models[model].reloaded_at = counted_at
+                    self._health.models[model].ended_at = max(self._health.models[model].ended_at, counted_at)
                 self._counts[model] = now, count
 
 

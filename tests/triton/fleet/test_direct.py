@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
@@ -155,7 +154,7 @@ class TestBreaker:
     ) -> None:
         monkeypatch.setattr(health_module, "FIRST_PROBE_S", 0.02)
         async with calling(Failing(GOOD)) as triton:
-            triton.health.models["m"].heard_at = time.monotonic()
+            triton.health.models["m"].recent_s = 0.001
             triton.server.is_silent = True
             for _ in range(2 * FAILURES):
                 assert isinstance(await triton.call("m", 0.05), DeadlineExceeded)

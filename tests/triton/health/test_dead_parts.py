@@ -306,6 +306,7 @@ class Reading:
 @pytest.fixture(params=["asyncio", "grpcio"])
 async def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reading]:
     monkeypatch.setattr(health_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", 0.05)
     async with watched_triton(Server(), kind=request.param) as triton:
         await triton.engine.model_config("m")
         found = Reading(triton)

@@ -80,7 +80,7 @@ def test_responses_that_arrive_together_are_one_answer(
     call, heard_at = called(health), set[float]()
     for _ in range(3):
         call.response(RESPONSE)
-        heard_at.add(health.models["m"].heard_at)
+        heard_at.add(health.calls_of("m", METHOD).heard_at)
     assert len(heard_at) == answers
 
 
@@ -94,12 +94,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_the_timeout_of_a_canary_follows_the_longest_wait(health: TritonHealth, clock: list[float]) -> None:
     model = health.models["m"]
-    assert (model.heard_at, model.canary_s) == (0.0, health_module.SILENCE_S)
+    assert (model.recent_s, model.canary_s) == (0.0, health_module.SILENCE_S)
     for waited_s in (40.0, 0.1):
         call = called(health)
         clock[0] += waited_s
         call.response(RESPONSE)
-    assert model.heard_at
+    assert model.recent_s
     assert model.canary_s == 120.0
 
 
@@ -107,7 +107,7 @@ def test_a_deadline_that_a_busy_gateway_noticed_late_does_not_open_the_breaker(
     health: TritonHealth, clock: list[float]
 ) -> None:
     for _ in range(2 * FAILURES):
-        call = called(health, timeout_s=0.1)
+        call = called(health, timeout_s=0.05)
         clock[0] += 30.0
         call.ended("DEADLINE_EXCEEDED", DeadlineExceeded("The deadline passed."))
     assert not health.faults

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from app import __version__
 from app.api.error_table import ERROR_BY_CODE, MEDIA_TYPE, ROW_BY_ERROR, Problem
@@ -330,17 +330,11 @@ class PageFiles(StaticFiles):
         self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
         headers = {**PAGE_HEADERS, "Content-Security-Policy": self.policy, "Accept-Ranges": "none"}
-        response = _WholeFile(full_path, status_code, headers, stat_result=stat_result)
+        # Ignores Range, as RFC 9110 (14.2) allows: the files are small.
+        scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
+        response = FileResponse(full_path, status_code, headers, stat_result=stat_result)
         is_known = self.is_not_modified(response.headers, Headers(scope=scope))
         return NotModifiedResponse(response.headers) if is_known else response
-
-
-class _WholeFile(FileResponse):
-    """Ignores ``Range``, which RFC 9110 (14.2) allows: the files are small."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
-        await super().__call__({**scope, "headers": headers}, receive, send)
 
 
 MAX_KEPT_BYTES = 16 * 1024 * 1024

@@ -198,7 +198,7 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[s
 
 def _misfits_of_request(pipeline: Pipeline, values: Mapping[str, Any], folder: Path) -> Sequence[tuple[Location, str]]:
     """Checks that the files of a ``sample`` or an example can be read, and that the pipeline accepts its values."""
-    names, contents = pipeline.reader.names, dict[str, list[bytes]]()
+    names, contents = pipeline.fields, dict[str, list[bytes]]()
     misfits: list[tuple[Location, str]] = [
         ((name,), f"is not a field of the pipeline{nearest(name, names)}") for name in values if name not in names
     ]

@@ -50,21 +50,20 @@ Part = File | list[bytes]
 
 
 class BodyReader:
-    def __init__(self, name: str, fields: Sequence[Field]) -> None:
-        self._fields = {field.name: field for field in fields}
-        self.names = self._fields.keys()
+    def __init__(self, name: str, fields: Mapping[str, Field]) -> None:
+        self._fields = fields
         self._quoted_names = [f'"{name}"'.encode() for name in self._fields]
-        self._nulls = {each.name for each in fields if isinstance(each, InputField) and each.is_null_a_value}
+        self._nulls = {each.name for each in fields.values() if isinstance(each, InputField) and each.is_null_a_value}
         """The fields for which ``null`` is a value. For all others it means absent."""
-        self._takes_any_json = any(field.json_type is msgspec.Raw for field in fields)
+        self._takes_any_json = any(field.json_type is msgspec.Raw for field in fields.values())
         types: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-        for index, field in enumerate(fields):
+        for index, field in enumerate(fields.values()):
             if field.is_required:
                 types.append((f"field_{index}", field.json_type))
             else:
                 absent = msgspec.UnsetType if field.json_type is msgspec.Raw else None | msgspec.UnsetType
                 types.append((f"field_{index}", field.json_type | absent, msgspec.UNSET))
-        names = {f"field_{index}": field.name for index, field in enumerate(fields)}
+        names = {f"field_{index}": name for index, name in enumerate(fields)}
         self.struct = msgspec.defstruct(name, types, rename=names, forbid_unknown_fields=True, kw_only=True)
         self._decoder = msgspec.json.Decoder(self.struct)
 

@@ -31,7 +31,7 @@ from app.core.inference import (
     new_request_id,
 )
 from app.core.json import COUNT, Schema, enum_of, list_of, with_types
-from app.pipelines.fields import Field, InputField, OutputField, ParameterField
+from app.pipelines.fields import Field, InputField, OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import INDEX, SAMPLE, InputSpec, ParameterSpec, PipelineSpec
 
@@ -59,10 +59,9 @@ class Filled:
 
 def example_of(pipeline: Pipeline) -> dict[str, Any]:
     """Returns the JSON values by field name: the sample's, or those of required fields. Files are base64."""
-    fields: list[Field] = [*pipeline.inputs, *pipeline.parameters]
     sample = pipeline.spec.sample
-    files = {each.name: each for each in pipeline.inputs if each.is_file}
-    made = files if sample is not None else {each.name: each for each in fields if each.is_required}
+    files: dict[str, Field] = {each.name: each for each in pipeline.inputs if each.is_file}
+    made = files if sample is not None else {name: each for name, each in pipeline.fields.items() if each.is_required}
     names = made if sample is None else sample
     return {name: _value_of(made[name]) if sample is None or name in made else sample[name] for name in names}
 
@@ -202,9 +201,8 @@ def _varied_array(tensor: Tensor, spec: InputSpec | ParameterSpec, turn: int) ->
 
 def request_schema(pipeline: Pipeline) -> Schema:
     request = with_types(next(iter(msgspec.json.schema(pipeline.reader.struct)["$defs"].values())))
-    fields: list[InputField | ParameterField] = [*pipeline.inputs, *pipeline.parameters]
-    for field in fields:
-        schema = request["properties"][field.name]
+    for name, field in pipeline.fields.items():
+        schema = request["properties"][name]
         if field.spec.default is not None:
             schema["default"] = field.spec.default
         description = _description(field) if isinstance(field, InputField) else field.spec.description

@@ -14,8 +14,8 @@ from app.llm.answer_parser import Part
 from app.llm.template import ChatTemplate
 from app.llm.tokenizer import TokenizerFolder
 from app.llm.tool_calls import PROMPT_END, Reasoning, ToolFormat, parser_of
-from app.pipelines import llm_spec
 from app.pipelines.fields import Field, InputField, OutputField, ParameterField
+from app.pipelines.llm_spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, OpenAISpec
 from app.pipelines.spec import ADAPTER
 
 FINISH_REASON = "finish_reason"
@@ -43,7 +43,7 @@ class TextForm:
     prompt: str
     text: str
     finish_reason: str | None
-    openai: llm_spec.OpenAISpec
+    openai: OpenAISpec
     field_by_parameter: Mapping[str, str]
     """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
     template: ChatTemplate | None = None
@@ -86,13 +86,12 @@ class OpenAIMapping:
     """The forms of a pipeline under OpenAI's addresses, with the pipeline's fields that ``openai:`` refers to."""
 
     def __init__(
-        self, spec: llm_spec.OpenAISpec, config: ModelConfig, fields: Sequence[Field], outputs: Sequence[OutputField]
+        self, spec: OpenAISpec, config: ModelConfig, fields: Mapping[str, Field], outputs: Sequence[OutputField]
     ) -> None:
         """Raises PipelineMismatch, as all methods do."""
-        self._spec = spec
-        self._fields = {field.name: field for field in fields}
-        self._inputs = {field.name: field for field in fields if isinstance(field, InputField)}
-        self._parameters = {field.name: field for field in fields if isinstance(field, ParameterField)}
+        self._spec, self._fields = spec, fields
+        self._inputs = {name: field for name, field in fields.items() if isinstance(field, InputField)}
+        self._parameters = {name: field for name, field in fields.items() if isinstance(field, ParameterField)}
         self._outputs = {field.name: field for field in outputs}
         usage, folder = spec.usage, spec.chat.folder if spec.chat is not None else None
         for key in ("prompt_tokens", "completion_tokens"):
@@ -116,7 +115,7 @@ class OpenAIMapping:
         self.chat = self._chat_form(spec.chat) if spec.chat else None
         self.embeddings = self._embeddings_form(spec.embeddings, config) if spec.embeddings else None
 
-    def _text_form(self, spec: llm_spec.CompletionsSpec, key: str) -> TextForm:
+    def _text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
         whole = self._spec
         prompt = named(spec.prompt, self._inputs, "an input of the pipeline", key, "prompt")
         self._check_text(prompt, key, "prompt")
@@ -149,7 +148,7 @@ class OpenAIMapping:
             prompt_tensor=prompt.tensor.name,
         )
 
-    def _chat_form(self, spec: llm_spec.ChatSpec) -> TextForm:
+    def _chat_form(self, spec: ChatSpec) -> TextForm:
         template, given, field = _template_of(spec), self._spec.reasoning, self._parameters.get(SKIPS_SPECIAL_TOKENS)
         reasoning: Reasoning | None = (given[0], given[1]) if isinstance(given, list) else given
         keeps = self._spec.format_of_special_tokens is not None and field is not None and field.spec.type == "boolean"
@@ -162,7 +161,7 @@ class OpenAIMapping:
             images=self._images(spec, template),
         )
 
-    def _images(self, spec: llm_spec.ChatSpec, template: ChatTemplate) -> ImagesForm | None:
+    def _images(self, spec: ChatSpec, template: ChatTemplate) -> ImagesForm | None:
         """The input for images, if the template has places for them.
 
         A template without such places is an error if the pipeline needs images or says how they are written: most
@@ -189,7 +188,7 @@ class OpenAIMapping:
         most = spec.max_images if size == -1 else min(size, spec.max_images)
         return ImagesForm(name, most, field.is_bare, may_be_empty=field.is_required and size == -1)
 
-    def _embeddings_form(self, spec: llm_spec.EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
+    def _embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
         parameter = self._parameters.get(spec.input)
         if parameter is None or parameter.spec.type not in ("string", "text_or_tokens"):
             text = named(spec.input, self._inputs, "an input of the pipeline", "embeddings", "input")
@@ -230,7 +229,7 @@ class OpenAIMapping:
             raise PipelineMismatch(location, f"'{field.name}' must be a single text: kind: text with one element")
 
 
-def _template_of(spec: llm_spec.ChatSpec) -> ChatTemplate:
+def _template_of(spec: ChatSpec) -> ChatTemplate:
     """From a folder it takes the template ``default``, and ``tool_use`` for conversations with tools."""
     folder = spec.folder
     if folder is None:

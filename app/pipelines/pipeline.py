@@ -6,7 +6,7 @@ the request to the model.
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -96,19 +96,17 @@ class Pipeline(Target):
         """Those that callers can set."""
         self.parameters += _adapter_fields(spec, self.sent)
         fields: list[Field] = [*self.inputs, *self.parameters]
+        self.fields = {each.name: each for each in fields}
+        """Those of a request."""
         self.graph = graph_of(config, models, spec.version)
         self.call_items = _call_items_of(spec, config, models)
         """The most items of a call."""
-        _check_fields(spec, config, self.inputs, self.sent)
-        _check_rules(
-            spec, config, self.sent, [each.name for each in fields], has_key=context.early_exit_key is not None
-        )
+        self._check_fields()
+        self._check_rules(has_key=context.early_exit_key is not None)
         with mismatch_at("inputs"):
-            self.reader = BodyReader(name, fields)
-        self.openai: OpenAIMapping | None = None
-        if spec.openai is not None:
-            with mismatch_at("openai"):
-                self.openai = OpenAIMapping(spec.openai, config, fields, self.outputs)
+            self.reader = BodyReader(name, self.fields)
+        with mismatch_at("openai"):
+            self.openai = None if spec.openai is None else OpenAIMapping(spec.openai, config, self.fields, self.outputs)
         self.usage = None if spec.openai is None else spec.openai.usage
         """The tensors that count tokens; None if the model counts none."""
         reasoning = reasoning_output(self.openai, self.outputs)
@@ -150,6 +148,67 @@ class Pipeline(Target):
             except GatewayError as exc:
                 problems = "; ".join(f"'{each.field}' {each.problem}" for each in exc.errors) or exc.detail
                 raise PipelineMismatch(location, f"is not a valid request: {problems}") from exc
+
+    def _check_fields(self) -> None:
+        """Checks duplicate names and members, and missing or duplicate inputs. Raises PipelineMismatch."""
+        members = [each for each in self.sent if each.spec.member_of is not None]
+        objects, taken = {(each.spec.member_of, each.place[0]) for each in members}, set[tuple[Any, ...]]()
+        for each in members:
+            text_tensor, (outer, name) = each.spec.member_of, each.place
+            is_twice = (text_tensor, outer, name) in taken
+            taken.add((text_tensor, outer, name))
+            if is_twice or (not outer and (text_tensor, name) in objects):
+                text = f"is the member '{name}' of '{text_tensor}', and so is another parameter"
+                raise PipelineMismatch(("parameters", each.name), text)
+        fields: list[tuple[str, Field]] = [("inputs", each) for each in self.inputs]
+        fields += [("parameters", each) for each in self.sent]
+        for key, field in fields:
+            needed = field.tensor
+            if needed is not None and not needed.optional and field.spec.optional and field.spec.default is None:
+                # Triton would pass a request without the tensor to the model.
+                default = "`default: []`" if -1 in needed.dims and key == "inputs" else "a `default`"
+                text = f"is true, and the model requires '{needed.name}': set {default}, or `optional` in the model's"
+                raise PipelineMismatch((key, field.name, "optional"), f"{text} config.pbtxt")
+            if key == "parameters" and any(field.name == each.name for each in self.inputs):
+                text = "has the same name as an input of the model; rename one of them, under inputs or here"
+                raise PipelineMismatch((key, field.name), text)
+        given = [each.tensor.name for _, each in fields if each.tensor is not None]
+        given += {each.json_tensor.name for each in self.sent if each.json_tensor is not None}
+        for tensor in self.config.inputs:
+            if tensor.name not in given and not tensor.optional:
+                raise PipelineMismatch(("inputs",), f"do not have '{tensor.name}', which the model requires")
+            if given.count(tensor.name) > 1:
+                raise PipelineMismatch(("inputs",), f"have '{tensor.name}' twice")
+
+    def _check_rules(self, *, has_key: bool) -> None:
+        """Checks what outputs, contracts, early exits and refusals refer to. Raises PipelineMismatch."""
+        spec, config = self.spec, self.config
+        integers = {each.name: each for each in self.sent if each.spec.type == "integer"}
+        sent = {name: each for name, each in integers.items() if each.tensor is None and each.json_tensor is None}
+        for name, output in (spec.outputs or {}).items():
+            if output.reaches is not None:
+                named(output.reaches, integers, "an integer parameter", "outputs", name, "reaches")
+        for name, contract in spec.contract.items():
+            with mismatch_at("contract", name):
+                tensor = tensor_named(config.outputs, name, ())
+                dims = (-1, *tensor.dims) if _has_rows(spec, config) else tensor.dims
+                agreed = tuple(contract.shape or ())
+                is_possible = agree(agreed, dims) or declared_shape(agreed, dims) is not None
+                if contract.shape is not None and tensor.is_typed and not is_possible:
+                    text = f"is {shape_text(agreed)}, and the model's output '{name}' is {shape_text(dims)}"
+                    raise PipelineMismatch(("shape",), text)
+                if isinstance(contract.max_items, str):
+                    named(contract.max_items, sent, "an integer parameter", "max_items")
+        for index, rule in enumerate(spec.early_exit):
+            with mismatch_at("early_exit", index):
+                for key, names in (("missing", rule.missing), ("empty", rule.empty)):
+                    for name in names or ():
+                        tensor_named(config.outputs, name, (key,))
+                if rule.error is not None and rule.error.signed and not has_key:
+                    raise PipelineMismatch(("error", "signed"), "requires a key: set GATEWAY_EARLY_EXIT_KEY")
+        for index, refusal in enumerate(spec.refusals):
+            if refusal.field is not None:
+                named(refusal.field, self.fields, "a field of the pipeline", "refusals", index, "field")
 
     @property
     def raw_field(self) -> InputField | None:
@@ -350,79 +409,3 @@ def _call_items_of(spec: PipelineSpec, config: model.ModelConfig, models: Mappin
     if spec.batch.parts is not None and spec.batch.parts > most:
         raise PipelineMismatch(("batch", "parts"), f"is {spec.batch.parts}, and the model takes {most} items at a time")
     return 1 if config.decoupled else spec.batch.parts or most
-
-
-def _check_fields(
-    spec: PipelineSpec, config: model.ModelConfig, inputs: Sequence[InputField], parameters: Sequence[ParameterField]
-) -> None:
-    """Checks duplicate names and members, and missing or duplicate inputs. Raises PipelineMismatch."""
-    members = [each for each in parameters if each.spec.member_of is not None]
-    objects, taken = {(each.spec.member_of, each.place[0]) for each in members}, set[tuple[Any, ...]]()
-    for each in members:
-        text_tensor, (outer, name) = each.spec.member_of, each.place
-        is_twice = (text_tensor, outer, name) in taken
-        taken.add((text_tensor, outer, name))
-        if is_twice or (not outer and (text_tensor, name) in objects):
-            text = f"is the member '{name}' of '{text_tensor}', and so is another parameter"
-            raise PipelineMismatch(("parameters", each.name), text)
-    fields: list[tuple[str, Field]] = [("inputs", each) for each in inputs]
-    fields += [("parameters", each) for each in parameters]
-    for key, field in fields:
-        needed = field.tensor
-        if needed is not None and not needed.optional and field.spec.optional and field.spec.default is None:
-            # Triton would pass a request without the tensor to the model.
-            default = "`default: []`" if -1 in needed.dims and key == "inputs" else "a `default`"
-            text = f"is true, and the model requires '{needed.name}': set {default}"
-            raise PipelineMismatch((key, field.name, "optional"), f"{text}, or `optional` in the model's config.pbtxt")
-    names = {field.name for field in inputs}
-    for parameter in parameters:
-        if parameter.name in names:
-            text = "has the same name as an input of the model; rename one of them, under inputs or here"
-            raise PipelineMismatch(("parameters", parameter.name), text)
-    given = [each.tensor.name for _, each in fields if each.tensor is not None]
-    given += {each.json_tensor.name for each in parameters if each.json_tensor is not None}
-    for tensor in config.inputs:
-        if tensor.name not in given and not tensor.optional:
-            raise PipelineMismatch(("inputs",), f"do not have '{tensor.name}', which the model requires")
-        if given.count(tensor.name) > 1:
-            raise PipelineMismatch(("inputs",), f"have '{tensor.name}' twice")
-
-
-def _check_rules(
-    spec: PipelineSpec,
-    config: model.ModelConfig,
-    parameters: Sequence[ParameterField],
-    settable: Collection[str],
-    *,
-    has_key: bool,
-) -> None:
-    """Checks what outputs, contracts, early exits and refusals refer to. Raises PipelineMismatch.
-
-    ``settable``: the names of the fields that callers can set.
-    """
-    integers = {each.name: each for each in parameters if each.spec.type == "integer"}
-    sent = {name: each for name, each in integers.items() if each.tensor is None and each.json_tensor is None}
-    for name, output in (spec.outputs or {}).items():
-        if output.reaches is not None:
-            named(output.reaches, integers, "an integer parameter", "outputs", name, "reaches")
-    for name, contract in spec.contract.items():
-        with mismatch_at("contract", name):
-            tensor = tensor_named(config.outputs, name, ())
-            dims = (-1, *tensor.dims) if _has_rows(spec, config) else tensor.dims
-            agreed = tuple(contract.shape or ())
-            is_possible = agree(agreed, dims) or declared_shape(agreed, dims) is not None
-            if contract.shape is not None and tensor.is_typed and not is_possible:
-                text = f"is {shape_text(agreed)}, and the model's output '{name}' is {shape_text(dims)}"
-                raise PipelineMismatch(("shape",), text)
-            if isinstance(contract.max_items, str):
-                named(contract.max_items, sent, "an integer parameter", "max_items")
-    for index, rule in enumerate(spec.early_exit):
-        with mismatch_at("early_exit", index):
-            for key, names in (("missing", rule.missing), ("empty", rule.empty)):
-                for name in names or ():
-                    tensor_named(config.outputs, name, (key,))
-            if rule.error is not None and rule.error.signed and not has_key:
-                raise PipelineMismatch(("error", "signed"), "requires a key: set GATEWAY_EARLY_EXIT_KEY")
-    for index, refusal in enumerate(spec.refusals):
-        if refusal.field is not None:
-            named(refusal.field, dict.fromkeys(settable), "a field of the pipeline", "refusals", index, "field")

@@ -39,9 +39,6 @@ HEALTH_CHECK = "ENABLE_VLLM_HEALTH_CHECK"
 _JOIN_REQUESTS_THEMSELVES = ("vllm", "tensorrtllm")
 _ANY_KEY = b"only to compile: what it is matters to no check"
 
-Misfit = tuple[str, Location, str]
-"""The code of a finding, the path of a key, and a description of the problem."""
-
 
 def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None) -> list[Finding]:
     """``file`` None: only the models are checked. Returns at most MAX_FINDINGS."""
@@ -136,9 +133,9 @@ def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -
 def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
     """``unreadable``: the models that are there, but not in ``models``; they have a finding of their own."""
     for name, spec in file.spec.pipelines.items():
-        for code, location, text in _misfits_of(name, spec, models, unreadable, file.path.parent):
-            complaint = file.complaint(("pipelines", name, *location), text)
-            yield Finding(code, complaint, spec.model or None, pipeline=name)
+        for each in _mismatches_of(name, spec, models, unreadable, file.path.parent):
+            complaint = file.complaint(("pipelines", name, *each.location), each.text)
+            yield Finding(each.code, complaint, spec.model or None, pipeline=name)
         for model in {model for model, _ in spec.called if model in models and is_auto_completed(models[model])}:
             text = "relies on auto-completion: its fields are not checked (to check them, use --triton)"
             yield Finding("unknown-edge", f"pipeline '{name}' {text}", model, pipeline=name)
@@ -151,64 +148,64 @@ def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Ite
         yield from _risks(name, spec, models)
 
 
-def _absent_models(spec: PipelineSpec, models: Models, unreadable: Set[str]) -> Iterator[Misfit]:
+def _absent_models(spec: PipelineSpec, models: Models, unreadable: Set[str]) -> Iterator[PipelineMismatch]:
     """The models that the pipeline names and the repository does not have."""
     places: dict[str, Location] = {spec.model: ("model",)} if spec.steps is None else {}
     places |= {each.model: ("steps", step, "model") for step, each in (spec.steps or {}).items() if each.model}
     for model, location in places.items():
         if model not in models and model not in unreadable:
-            yield "gateway-yaml", location, _no_model(model, models)
+            yield PipelineMismatch(location, _no_model(model, models))
     cancel = spec.cancel
     if cancel is not None and places.keys() <= models.keys() and cancel.model not in unreadable:
         called = models.get(cancel.model)
         if called is None:
-            yield "gateway-yaml", ("cancel", "model"), _no_model(cancel.model, models)
+            yield PipelineMismatch(("cancel", "model"), _no_model(cancel.model, models))
         elif cancel.input not in {each.name for each in called.inputs} and not is_auto_completed(called):
             near = nearest(cancel.input, [each.name for each in called.inputs])
-            yield "gateway-yaml", ("cancel", "input"), f"'{cancel.input}' is not an input of '{cancel.model}'{near}"
+            text = f"'{cancel.input}' is not an input of '{cancel.model}'{near}"
+            yield PipelineMismatch(("cancel", "input"), text)
     for index, step in enumerate(spec.rejects_input):
         if step not in models and step not in unreadable and places.keys() <= models.keys():
-            yield "gateway-yaml", ("rejects_input", index), _no_model(step, models)
+            yield PipelineMismatch(("rejects_input", index), _no_model(step, models))
 
 
-def _misfits_of(name: str, spec: PipelineSpec, models: Models, unreadable: Set[str], folder: Path) -> Iterator[Misfit]:
+def _mismatches_of(
+    name: str, spec: PipelineSpec, models: Models, unreadable: Set[str], folder: Path
+) -> Iterator[PipelineMismatch]:
     yield from _absent_models(spec, models, unreadable)
     called = {model for model, _ in spec.called}
     if not called <= models.keys() or any(is_auto_completed(models[model]) for model in called):
         return
     try:
         config = spec.config_of(name, models)
-        pipeline = Pipeline(name, spec, config, {}, CompileContext(early_exit_key=_ANY_KEY))
+        below = {each.name: each for each in reached(config, models)}
+        pipeline = Pipeline(name, spec, config, below, CompileContext(early_exit_key=_ANY_KEY))
     except PipelineMismatch as exc:
-        yield exc.code, exc.location, exc.text
+        yield exc
         return
-    try:
-        spec.layers_of(name, config, models)
-    except PipelineMismatch as exc:
-        yield "gateway-yaml", exc.location, exc.text
     for layer in pipeline.layers:
         for step in layer.plan.unread if isinstance(layer, StepsLayer) else ():
             text = "is read by no other step, no condition and not by the answer"
-            yield "unread-tensor", ("steps", step), text
+            yield PipelineMismatch(("steps", step), text, "unread-tensor")
     for request, values in declared_requests(pipeline.spec).items():
         key = (SAMPLE,) if request == SAMPLE else ("examples", request)
-        for location, text in _misfits_of_request(pipeline, values, folder):
-            yield "sample", (*key, *location), text
+        for location, text in _faults_of_request(pipeline, values, folder):
+            yield PipelineMismatch((*key, *location), text, "sample")
 
 
-def _misfits_of_request(pipeline: Pipeline, values: Mapping[str, Any], folder: Path) -> Sequence[tuple[Location, str]]:
+def _faults_of_request(pipeline: Pipeline, values: Mapping[str, Any], folder: Path) -> Sequence[tuple[Location, str]]:
     """Checks that the files of a ``sample`` or an example can be read, and that the pipeline accepts its values."""
-    names, contents = pipeline.fields, dict[str, list[bytes]]()
-    misfits: list[tuple[Location, str]] = [
-        ((name,), f"is not a field of the pipeline{nearest(name, names)}") for name in values if name not in names
+    contents, known = dict[str, list[bytes]](), pipeline.fields
+    faults: list[tuple[Location, str]] = [
+        ((name,), f"is not a field of the pipeline{nearest(name, known)}") for name in values if name not in known
     ]
     for name, path in ((name, path) for name, paths in paths_in(pipeline, values).items() for path in paths):
         try:
             contents.setdefault(name, []).append(read_regular_file(folder / path, MAX_FILE_BYTES))
         except OSError as exc:
-            misfits.append(((name,), f"names a file that cannot be read: {folder / path}: {exc.strerror or exc}"))
-    if misfits:
-        return misfits
+            faults.append(((name,), f"names a file that cannot be read: {folder / path}: {exc.strerror or exc}"))
+    if faults:
+        return faults
     try:
         pipeline.probe_of(body_with(pipeline, values, contents))
     except GatewayError as exc:

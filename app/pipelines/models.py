@@ -8,26 +8,21 @@ steps. A BLS model is one step, because its configuration lacks the calls of its
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, ModelNotReady, UnknownModel
 from app.core.model import (
-    Capacity,
     ModelConfig,
     ModelKey,
     ModelState,
     OwnIds,
-    SequenceIds,
     TensorSpec,
-    capacity_of,
     reached,
-    sequence_ids_of,
-    takes_traceparent,
     walk,
 )
 from app.core.text import nearest, nearest_of
-from app.pipelines.spec import CancelSpec, PipelineSpec
+from app.pipelines.spec import STREAM_DEFAULTS, PipelineSpec, StreamSpec
 
 Answer = ModelConfig | Exception
 
@@ -152,18 +147,20 @@ async def _ask(engine: InferenceServer, model: str, version: str) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class OipModel:
-    """A model that callers address by its own name, with what depends on models below it and on pipelines over it."""
+    """A model that callers address by its own name.
+
+    ``models``: those that its requests run through, by name. ``spec``: what the pipelines over it declare for it.
+    ``reserved``: the sequence ids that the gateway makes itself for these models.
+    """
 
     config: ModelConfig
-    capacity: Capacity
-    sequence_ids: SequenceIds
-    takes_traceparent: bool
-    idempotent: bool
-    """Whether a request may run twice: every pipeline over the model is ``idempotent``."""
-    cancel: CancelSpec | None
-    """What a pipeline over the model declares: Triton would not stop a step of the model."""
-    first_output_s: float | None
-    """The largest ``stream.first_output_s`` of the pipelines over it."""
+    models: Mapping[str, ModelConfig]
+    spec: PipelineSpec
+    reserved: frozenset[OwnIds]
+
+
+STREAM_OF_MODEL = StreamSpec(commit_s=2 * STREAM_DEFAULTS.timeout_s)
+"""The status of a stream under ``/v2`` is that of its first output: ``commit_s`` is above ``timeout_s``."""
 
 
 class OipModels:
@@ -221,15 +218,13 @@ class OipModels:
             below = {each.name for each in reached(config, models)}
             reserved = frozenset(own for own, stateful in sequences if stateful & below)
             first_s = [each.stream.first_output_s for each in specs if each.stream and each.stream.first_output_s]
-            model = OipModel(
-                config=config,
-                capacity=capacity_of(config, models),
-                sequence_ids=replace(sequence_ids_of(config, models), reserved=reserved),
-                takes_traceparent=takes_traceparent(config, models),
-                idempotent=bool(specs) and all(spec.idempotent for spec in specs),
-                cancel=next((spec.cancel for spec in specs if spec.cancel), None),
-                first_output_s=max(first_s, default=None),
+            spec = PipelineSpec(
+                model=name,
+                stream=STREAM_OF_MODEL.model_copy(update={"first_output_s": max(first_s, default=None)}),
+                idempotent=bool(specs) and all(each.idempotent for each in specs),
+                cancel=next((each.cancel for each in specs if each.cancel), None),
             )
+            model = OipModel(config, models, spec, reserved)
             self._models[name] = known if known == model else model
 
 

@@ -57,17 +57,20 @@ class CountLimits(Extension):
     by_output: Mapping[str, float]
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
 class Target:
     """What a call runs: a pipeline, or a model by its own name, which is a pipeline without fields."""
 
-    name: str
-    """In metrics and spans."""
-    spec: PipelineSpec
-    config: model.ModelConfig
-    capacity: model.Capacity = dataclasses.field(default_factory=model.Capacity)
     layers: tuple[PipelineLayer, ...] = ()
     """The layers around the engine that its requests use."""
+
+    def __init__(
+        self, name: str, spec: PipelineSpec, config: model.ModelConfig, models: Mapping[str, model.ModelConfig]
+    ) -> None:
+        """``name``: in metrics and spans. ``models``: those that a request uses, by name."""
+        self.name, self.spec, self.config = name, spec, config
+        self.capacity = model.capacity_of(config, models)
+        self.sequence_ids = model.sequence_ids_of(config, models)
+        self.takes_traceparent = model.takes_traceparent(config, models)
 
     @property
     def stream_terms(self) -> StreamSpec:
@@ -89,7 +92,7 @@ class Pipeline(Target):
     ) -> None:
         """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
         spec = resolved(spec, config, context.tokenizers)
-        super().__init__(name=name, spec=spec, config=config, capacity=model.capacity_of(config, models))
+        super().__init__(name, spec, config, models)
         self.inputs, self.sent, self.outputs = _fields_of(spec, config)
         """``sent``: the parameters that a request has, also if callers cannot set them."""
         self.parameters = [each for each in self.sent if each.spec.is_settable]
@@ -134,9 +137,7 @@ class Pipeline(Target):
         """The longest deadline of a request, whole or as a stream."""
         self.batch, self.max_items = spec.batch, 1 if spec.batch is None else spec.batch.max_items
         """``max_items``: the most items of a request."""
-        self.takes_traceparent = model.takes_traceparent(config, models)
         self.exposes_errors = context.exposes_errors
-        self.sequence_ids = model.sequence_ids_of(config, models)
         self.layers = spec.layers_of(name, config, models)
         self._check_layers()
 

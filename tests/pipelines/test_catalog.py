@@ -629,9 +629,9 @@ async def test_models_of_pipelines_and_of_the_key_oip_are_exposed(tmp_path: Path
 async def test_requests_follow_the_pipelines_over_their_model(tmp_path: Path) -> None:
     cancel = "idempotent: true, cancel: {model: b, input: X}"
     catalog = await catalog_of(tmp_path, "oip: {models: [c]}", OVER_A.replace("warmup: false", cancel))
-    rules = catalog.oip_models.model("a")
+    rules = catalog.oip_models.model("a").spec
     assert (rules.idempotent, rules.cancel) == (True, CancelSpec(model="b", input="X"))
-    rules = catalog.oip_models.model("c")
+    rules = catalog.oip_models.model("c").spec
     assert (rules.idempotent, rules.cancel) == (False, None)
 
 

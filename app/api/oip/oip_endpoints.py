@@ -211,11 +211,11 @@ class OipEndpoints:
         exchange.record.transport = transport
         check_model(exchange, catalog, model)
         served = catalog.oip_models.model(model)
-        layers = catalog.layers_of(model) if served.idempotent else ()
+        layers = catalog.layers_of(model) if served.spec.idempotent else ()
         parts = served, catalog.oip_models.in_flight, layers
         known = self._signatures.get(model)
         if known is None or not all(map(is_, known[0], parts)):
-            known = self._signatures[model] = parts, Signature.compile(served, layers)
+            known = self._signatures[model] = parts, Signature(served, layers)
         signature = known[1]
         self._inference.workload.begin(exchange)
         timeout_s = signature.stream_terms.timeout_s if transport == "stream" else catalog.context.timeout_s

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +20,7 @@ from app.observability.metrics import NO_PIPELINE
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.models import OipModel
 from app.pipelines.pipeline import Target
-from app.pipelines.spec import RESERVED_PARAMETERS, STREAM_DEFAULTS, PipelineSpec
+from app.pipelines.spec import RESERVED_PARAMETERS
 
 MAX_ELEMENTS = 65_536
 """Limit for BYTES tensors, because an element needs more memory than its bytes, and for sizes of empty tensors."""
@@ -155,34 +155,18 @@ class Input:
         return InvalidInput(f"Input '{self.spec.name}' {problem}.")
 
 
-@dataclass(eq=False, kw_only=True)
 class Signature(Target):
     """A model that callers call by its own name, under no pipeline's name."""
 
-    inputs: Mapping[str, Input]
-    required: frozenset[str]
-    outputs: Mapping[str, TensorSpec]
-    model: OipModel
-    takes_bytes: bool
-    """Whether an input has the datatype BYTES, whose elements are read one by one."""
-
-    @classmethod
-    def compile(cls, model: OipModel, layers: tuple[PipelineLayer, ...] = ()) -> "Signature":
+    def __init__(self, model: OipModel, layers: tuple[PipelineLayer, ...]) -> None:
         config = model.config
-        never_s = 2 * STREAM_DEFAULTS.timeout_s  # the status of a stream is that of its first output
-        stream = STREAM_DEFAULTS.model_copy(update={"first_output_s": model.first_output_s, "commit_s": never_s})
-        return cls(
-            name=NO_PIPELINE,
-            spec=PipelineSpec(model=config.name, stream=stream, cancel=model.cancel),
-            config=config,
-            capacity=model.capacity,
-            layers=layers,
-            inputs={spec.name: Input(spec, config) for spec in config.inputs},
-            required=frozenset(spec.name for spec in config.inputs if not spec.optional),
-            outputs={spec.name: spec for spec in config.outputs},
-            model=model,
-            takes_bytes=any(spec.datatype == inference.BYTES for spec in config.inputs),
-        )
+        super().__init__(NO_PIPELINE, model.spec, config, model.models)
+        self.layers, self.sequence_ids = layers, replace(self.sequence_ids, reserved=model.reserved)
+        self.inputs = {spec.name: Input(spec, config) for spec in config.inputs}
+        self.required = frozenset(spec.name for spec in config.inputs if not spec.optional)
+        self.outputs = {spec.name: spec for spec in config.outputs}
+        self.takes_bytes = any(spec.datatype == inference.BYTES for spec in config.inputs)
+        """Whether an input has the datatype BYTES, whose elements are read one by one."""
 
     def request_of(
         self,
@@ -213,16 +197,16 @@ class Signature(Target):
             raise InvalidInput(f"The request has more than {MAX_PARAMETERS} parameters.")
         for name, value in parameters.items():
             _check_parameter(name, value)
-        self.model.sequence_ids.check(parameters.get("sequence_id", 0))
+        self.sequence_ids.check(parameters.get("sequence_id", 0))
         return inference.InferenceRequest(
             model=model,
             version=version,
             inputs=tuple(inputs),
             parameters=dict(parameters),
             outputs=tuple(outputs),
-            takes_traceparent=self.model.takes_traceparent,
-            idempotent=self.model.idempotent,
-            ends_by_hook=self.model.cancel is not None,
+            takes_traceparent=self.takes_traceparent,
+            idempotent=self.spec.idempotent,
+            ends_by_hook=self.spec.cancel is not None,
         )
 
     def unexpected(self, what: Literal["input", "output"], name: str) -> InvalidInput:

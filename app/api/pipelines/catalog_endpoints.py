@@ -179,7 +179,7 @@ class CatalogEndpoints:
         key, catalog = exchange.key, self._catalog
         catalog.check_known()
         allowed = [name for name in catalog.entries if key is None or key.allows(name)]
-        listed = [self._with_flags(name, PipelineSummary(**self._named(name))) for name in allowed]
+        listed = [self._summary(name) for name in allowed]
         flags = {name: value for layer in self.layers for name, value in layer.flags_for(key).items()}
         return JsonResponse({"pipelines": listed, **flags})
 
@@ -190,7 +190,7 @@ class CatalogEndpoints:
         """
         name, catalog = found["name"], self._catalog
         check_pipeline(exchange, catalog, name)
-        described, pipeline = PipelineDescription(**self._named(name)), catalog.entry(name).pipeline
+        described, pipeline = self._summary(name), catalog.entry(name).pipeline
         if pipeline is not None:
             admission = self.inference.admission_of(pipeline)
             load = {
@@ -205,29 +205,24 @@ class CatalogEndpoints:
             host = host if _HOST.fullmatch(host) else "{}:{}".format(*scope["server"])
             base_url, with_key = f"{scope['scheme']}://{host}", exchange.key is not None
             samples = samples_of(pipeline, base_url, template, with_key=with_key)
-            described = replace(described, **compiled_members(pipeline, load), samples=samples)
-        return JsonResponse(self._with_flags(name, described))
+            described |= compiled_members(pipeline, load) | {"samples": samples}
+        return JsonResponse(described)
 
-    def _named(self, name: str) -> dict[str, Any]:
+    def _summary(self, name: str) -> dict[str, Any]:
+        """The members of a ``PipelineSummary``, and what the layers tell of the pipeline."""
         entry = self._catalog.entry(name)
-        return {
+        members = {
             "name": name,
             "description": entry.spec.description,
             "model": entry.spec.model,
             "state": entry.state,
             "state_detail": entry.state_detail,
-            "decoupled": entry.pipeline.config.decoupled if entry.pipeline else UNSET,
+            **({"decoupled": entry.pipeline.config.decoupled} if entry.pipeline else {}),
             "streams": entry.spec.stream is not None and entry.spec.takes_requests,
             "url": f"/v1/pipelines/{name}",
-            "missing_at": self._catalog.absences(entry.spec) or UNSET,
+            **({"missing_at": absences} if (absences := self._catalog.absences(entry.spec)) else {}),
         }
-
-    def _with_flags(self, name: str, described: Struct) -> dict[str, Any]:
-        """Adds what the layers tell of a pipeline."""
-        members: dict[str, Any] = msgspec.to_builtins(described)
-        for layer in self.layers:
-            members |= layer.flags_of(self._catalog.entry(name).spec)
-        return members
+        return members | {key: value for layer in self.layers for key, value in layer.flags_of(entry.spec).items()}
 
     async def get_example(self, exchange: Exchange, found: Found) -> Response:
         """An example of a request.
@@ -331,7 +326,7 @@ def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict
         ],
         "graph": graph_described(pipeline),
         "early_exit": pipeline.rules.reasons,
-        "openai": forms or UNSET,
+        **({"openai": forms} if forms else {}),
         "limits": limits,
         "schemas": {
             "request": examples.request_schema(pipeline),

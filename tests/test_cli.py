@@ -214,8 +214,8 @@ class TestNewKey:
             assert key.startswith("tgw_")
             assert key not in (tmp_path / "keys.yaml").read_text()
             keys = FollowedKeys(tmp_path / "keys.yaml", DIALECTS)
-            assert keys.key_of(key.encode(), 0.0).caller.id == key_id
-        assert [key.caller.id for key in keys.keys] == ["team-a", "b"]
+            assert keys.key_of(key.encode(), 0.0).id == key_id
+        assert [key.id for key in keys.keys] == ["team-a", "b"]
 
     @pytest.mark.parametrize("key_id", ["team a", "", "a\nb", "tgw_0123456789"])
     def test_an_invalid_id_is_an_error(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:

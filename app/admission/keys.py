@@ -10,7 +10,6 @@ import re
 import secrets
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from hashlib import sha256
@@ -40,20 +39,6 @@ class CallerLimits(Section):
 
 
 NO_OWN_LIMITS = CallerLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Callers with a higher ``priority`` go first; callers with the same priority take turns."""
-
-    id: str
-    """The id of the caller's key; empty if no keys are required."""
-    priority: int = 0
-    limits: CallerLimits = NO_OWN_LIMITS
-
-
-ANYONE = Caller("")
-"""The caller of every request if no keys are required."""
 
 
 PREFIX = "tgw_"
@@ -110,7 +95,10 @@ Time = Annotated[AwareDatetime, BeforeValidator(_parsed_time)]
 
 
 class Key(Section):
-    """One entry of the keys file. ``pipelines`` and ``dialects`` are None if the key allows all of them."""
+    """A caller: one entry of the keys file. ``pipelines`` and ``dialects`` are None if the key allows all of them.
+
+    Callers with a higher ``priority`` go first; callers with the same priority take turns.
+    """
 
     id: Annotated[Name, AfterValidator(_checked_id)]
     sha256: Hashes = Field(repr=False)
@@ -123,10 +111,6 @@ class Key(Section):
     explain: bool = False
 
     @cached_property
-    def caller(self) -> Caller:
-        return Caller(self.id, self.priority, self.limits)
-
-    @cached_property
     def digests(self) -> tuple[bytes, ...]:
         return tuple(map(bytes.fromhex, self.sha256))
 
@@ -135,6 +119,10 @@ class Key(Section):
 
     def speaks(self, dialect: str) -> bool:
         return self.dialects is None or dialect in self.dialects
+
+
+ANYONE = Key.model_construct(id="", sha256=[])
+"""The key of a request without one, which allows all, as where no keys are required."""
 
 
 class KeysSpec(Section):

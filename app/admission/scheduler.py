@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from time import monotonic
 
-from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
+from app.admission.keys import ANYONE, NO_OWN_LIMITS, Key
 from app.admission.limit import WEIGHT, Limit, StreamLimit, average
 from app.admission.queue import FairQueue
 from app.core.errors import DeadlineExceeded, TooManyRequests
@@ -400,7 +400,7 @@ class PipelineAdmission:
         self.per_key: int | None = None
         self._share, self._callers = share, callers
         self._by_key: dict[str, Quota] = {}
-        self._claims: dict[str, tuple[Caller, Claim]] = {}
+        self._claims: dict[str, tuple[Key, Claim]] = {}
         self._anyone = Claim(model_queue, (self.own,))
         self.set_limits()
 
@@ -413,7 +413,7 @@ class PipelineAdmission:
             quota.set_limits(share(per_key), None)
         self.model_queue.serve_queue()
 
-    def claim_of(self, caller: Caller) -> Claim:
+    def claim_of(self, caller: Key) -> Claim:
         """Returns the same object until a limit changes."""
         if caller is ANYONE and self.per_key is None:
             return self._anyone

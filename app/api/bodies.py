@@ -16,7 +16,7 @@ from typing import TypeVar
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 
-from app.admission.keys import Caller
+from app.admission.keys import Key
 from app.admission.queue import FairQueue
 from app.api.exchange import Exchange
 from app.core import errors
@@ -215,7 +215,7 @@ class BodyThread:
         self._queue = FairQueue[_Turn]()
         self._current: _Turn | None = None
 
-    async def read(self, read: Callable[[], Read], caller: Caller, deadline: Deadline | None, *, is_long: bool) -> Read:
+    async def read(self, read: Callable[[], Read], caller: Key, deadline: Deadline | None, *, is_long: bool) -> Read:
         """Returns ``read()``. If the wait is cancelled, what has not begun is not read.
 
         Raises the errors of ``read``, and DeadlineExceeded.
@@ -263,7 +263,7 @@ async def off_loop(
     is_message = exchange.task is not asyncio.current_task()  # of a WebSocket, whose end cancels its messages
     with nullcontext() if is_message else exchange.cancelled_on_disconnect():
         is_long = is_slow or len(body) >= LONG_BYTES
-        return await _thread.read(partial(read, body), exchange.caller, deadline, is_long=is_long)
+        return await _thread.read(partial(read, body), exchange.key, deadline, is_long=is_long)
 
 
 READ_BYTES = 64 * 1024

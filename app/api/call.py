@@ -91,7 +91,7 @@ class Inference:
         """
         record = exchange.record
         record.transport = transport
-        if exchange.key is not None:
+        if exchange.key.pipelines is not None:
             check_pipeline(exchange, self.catalog, name)
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
@@ -118,19 +118,17 @@ class Inference:
 
         Raises InvalidRequest, or TooManyRequests if no slot is free or expected soon.
         """
-        deadline, claim = exchange.deadline(timeout_s), self.admission_of(target).claim_of(exchange.caller)
+        deadline, claim = exchange.deadline(timeout_s), self.admission_of(target).claim_of(exchange.key)
         claim.check(deadline)
         return InferenceCall(target, claim, deadline, exchange.record)
 
     def call(self, exchange: Exchange, target: Target, deadline: Deadline) -> InferenceCall:
-        return InferenceCall(target, self.admission_of(target).claim_of(exchange.caller), deadline, exchange.record)
+        return InferenceCall(target, self.admission_of(target).claim_of(exchange.key), deadline, exchange.record)
 
     def allowed(self, exchange: Exchange) -> Iterator[Pipeline]:
         """The pipelines that can be called, of those that the caller's key allows."""
-        key = exchange.key
         for name, entry in self.catalog.entries.items():
-            pipeline = entry.pipeline
-            if pipeline is not None and (key is None or key.allows(name)):
+            if (pipeline := entry.pipeline) is not None and exchange.key.allows(name):
                 yield pipeline
 
     def check_load_of_any(self, exchange: Exchange, timeout_of: Callable[[Pipeline], float | None]) -> None:

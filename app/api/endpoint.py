@@ -273,7 +273,7 @@ class Layer:
         """How a request runs that has the ``once_header`` with this value. Raises InvalidRequest."""
         raise NotImplementedError
 
-    def flags_for(self, key: Key | None) -> dict[str, bool]:
+    def flags_for(self, key: Key) -> dict[str, bool]:
         """The members of ``PipelineList``."""
         return {}
 

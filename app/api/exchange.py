@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 from websockets.server import ServerProtocol
 
-from app.admission.keys import ANYONE, Caller, FollowedKeys, Key
+from app.admission.keys import ANYONE, FollowedKeys, Key
 from app.core import errors
 from app.core.aio import DrainRate
 from app.core.inference import Deadline, TensorMemory
@@ -54,8 +54,7 @@ class Exchange:
     def __init__(self, scope: Scope, send: Send, budget: "ByteBudget") -> None:
         self.scope = scope
         self.connection: HttpConnection = scope["state"]["connection"]
-        self.caller: Caller = ANYONE
-        self.key: Key | None = None
+        self.key = ANYONE
         self.cors_headers: Sequence[Header] = ()
         self.send_body = send
         """Sends the messages after the start of an answer. :meth:`send` does so too."""
@@ -265,7 +264,7 @@ def key_of(exchange: Exchange, keys: FollowedKeys) -> Key | None:
     if not found:
         return None
     key = keys.key_of(found.pop(), time.time())
-    exchange.key, exchange.caller, exchange.record.key = key, key.caller, key.caller.id
+    exchange.key, exchange.record.key = key, key.id
     return key
 
 
@@ -274,10 +273,9 @@ def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
 
     Raises UpstreamUnavailable while the pipelines are not known.
     """
-    key = exchange.key
-    if key is None or key.pipelines is None:
+    if exchange.key.pipelines is None:
         return
-    if not key.allows(name):
+    if not exchange.key.allows(name):
         raise errors.Forbidden("This API key does not allow this pipeline.", hint=hint_of("pipelines"))
     catalog.check_known()
     if name not in catalog.entries:
@@ -290,12 +288,9 @@ def check_model(exchange: Exchange, catalog: Catalog, model: str) -> None:
         raise errors.Forbidden("This API key does not allow this model.", hint=hint_of("pipelines"))
 
 
-def allows_model(key: Key | None, catalog: Catalog, model: str) -> bool:
-    """Whether a pipeline that the key allows runs the model. A name that no pipeline has is that of a model.
-
-    ``key``: None if no keys are required.
-    """
-    if key is None or key.pipelines is None:
+def allows_model(key: Key, catalog: Catalog, model: str) -> bool:
+    """Whether a pipeline that the key allows runs the model. A name that no pipeline has is that of a model."""
+    if key.pipelines is None:
         return True
     entries = catalog.entries
     return any(model == (entries[name].spec.model if name in entries else name) for name in key.pipelines)

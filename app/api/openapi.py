@@ -341,7 +341,7 @@ MAX_KEPT_BYTES = 16 * 1024 * 1024
 """Limit of all kept documents together; the newest one is always kept."""
 
 _Scope = tuple[frozenset[str] | None, ...]
-"""The pipelines and the dialects that a key allows; None: all of them. Empty without a key."""
+"""The pipelines and the dialects that a key allows; None: all of them."""
 
 
 @dataclass(eq=False)
@@ -366,14 +366,13 @@ class Documents:
             self._described = described
             self._kept.clear()
         key = exchange.key
-        allowed = [] if key is None else [key.pipelines, key.dialects]
-        scope = tuple(None if each is None else frozenset(each) for each in allowed)
+        scope = tuple(None if each is None else frozenset(each) for each in (key.pipelines, key.dialects))
         document = self._kept.pop(scope, None)
         if document is None:
-            groups = [each for each in self.groups if key is None or each.dialect is None or key.speaks(each.dialect)]
+            groups = [each for each in self.groups if each.dialect is None or key.speaks(each.dialect)]
             entries, models = self.catalog.entries.items(), self.catalog.oip_models.configs
             visible = Visible(
-                [entry.pipeline for name, entry in entries if entry.pipeline and (key is None or key.allows(name))],
+                [entry.pipeline for name, entry in entries if entry.pipeline and key.allows(name)],
                 [each for each in models if allows_model(key, self.catalog, each.name)],
             )
             document = json_of(document_of(groups, visible, self.layers, needs_keys=self.needs_keys))

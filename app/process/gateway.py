@@ -58,10 +58,10 @@ def complaints(catalog: Catalog, keys: FollowedKeys | None, processes: int) -> I
     ]
     served = [*catalog.entries, *catalog.oip_models.names]
     for key in () if keys is None else keys.keys:
-        limits.append((f"limits.in_flight of the API key '{key.caller.id}'", key.caller.limits.in_flight))
+        limits.append((f"limits.in_flight of the API key '{key.id}'", key.limits.in_flight))
         for name in sorted(set(key.pipelines or ()) - set(served)) if catalog.file is not None else ():
             known = nearest(name, served)
-            yield f"the API key '{key.caller.id}' allows '{name}', which this gateway does not serve{known}"
+            yield f"the API key '{key.id}' allows '{name}', which this gateway does not serve{known}"
     each_runs = f"but each of the {processes} processes runs at least 1 request: together they run up to {processes}"
     yield from (
         f"{limit} is {total}, {each_runs}" for limit, total in limits if total is not None and total < processes

@@ -54,7 +54,7 @@ def test_every_stored_hash_is_compared_for_every_request(
 
     monkeypatch.setattr(keys, "compare_digest", counted)
     try:
-        assert followed.key_of(text, 0.0).caller.id == f"k{TEXTS.index(text)}"
+        assert followed.key_of(text, 0.0).id == f"k{TEXTS.index(text)}"
     except Unauthenticated:
         assert text not in TEXTS
     assert compared == [(sha256(each).digest(), sha256(text).digest()) for each in TEXTS]
@@ -97,7 +97,7 @@ def test_all_fields_of_an_entry(path: Path) -> None:
         "    limits: {in_flight: 8, queue: 16}\n    expires: 2027-01-01T00:00:00Z\n    explain: true\n"
     )
     key = read_keys(path, DIALECTS)[0]
-    assert (key.caller.id, key.caller.priority, key.caller.limits) == ("team-a", 3, CallerLimits(in_flight=8, queue=16))
+    assert (key.id, key.priority, key.limits) == ("team-a", 3, CallerLimits(in_flight=8, queue=16))
     assert key.digests == (bytes.fromhex(HASH),)
     assert (key.pipelines, key.dialects) == (["ocr", "write"], ["pipelines", "oip", "openai"])
     assert (key.expires, key.explain) == (NEW_YEAR, True)
@@ -107,7 +107,7 @@ def test_defaults_of_an_entry(path: Path) -> None:
     path.write_text(GOOD)
     key = read_keys(path, DIALECTS)[0]
     assert (key.pipelines, key.dialects, key.expires, key.explain) == (None, None, None, False)
-    assert (key.caller.priority, key.caller.limits) == (0, CallerLimits())
+    assert (key.priority, key.limits) == (0, CallerLimits())
     path.write_text("keys: []\n")
     assert read_keys(path, DIALECTS) == []
 
@@ -196,7 +196,7 @@ def test_error_messages_never_contain_a_key_or_a_hash(path: Path, text: str, sec
 @pytest.mark.parametrize("key_id", ["team-a", "123", "true", "1.5", "null", "2027-01-01"])
 def test_a_printed_entry_is_valid_in_the_file(path: Path, key_id: str) -> None:
     path.write_text("keys:\n" + entry_of(key_id, HASH))
-    assert read_keys(path, DIALECTS)[0].caller.id == key_id
+    assert read_keys(path, DIALECTS)[0].id == key_id
     assert yaml.safe_load(entry_of(key_id, HASH))[0]["sha256"] == HASH
 
 

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.admission.admission import Admission, Share
-from app.admission.keys import ANYONE, Caller, CallerLimits
+from app.admission.keys import ANYONE, CallerLimits, Key
 from app.admission.scheduler import PipelineAdmission, Slot
 from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from app.core.inference import Deadline
 from app.core.model import Capacity
+from tests.toolkit.keys import key_with
 
 LONG_S = 60.0
 
@@ -32,11 +33,11 @@ def pipeline() -> PipelineAdmission:
     return pipeline_of(Admission())
 
 
-async def entered(pipeline: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> Slot:
+async def entered(pipeline: PipelineAdmission, caller: Key = ANYONE, deadline_s: float = LONG_S) -> Slot:
     return await pipeline.claim_of(caller).enter(Deadline.after(deadline_s))
 
 
-def entering(pipeline: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
+def entering(pipeline: PipelineAdmission, caller: Key = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
     return asyncio.create_task(entered(pipeline, caller, deadline_s))
 
 
@@ -102,7 +103,7 @@ class TestWorkers:
         for number in (1, 2):
             pipeline = Admission(Share(number, 2)).of("p", "m", Capacity(), 5)
             pipeline.set_limits(5, per_key=3)
-            while pipeline.claim_of(Caller("a")).try_enter():
+            while pipeline.claim_of(key_with("a")).try_enter():
                 ran += 1
         assert ran == 3
         assert pipeline.model_queue.limit.value == 2
@@ -209,13 +210,13 @@ class TestRefusals:
 
 
 class TestKeys:
-    FLOOD, OTHER = Caller("flood"), Caller("other")
+    FLOOD, OTHER = key_with("flood"), key_with("other")
 
     async def test_callers_take_turns_behind_a_higher_priority(self, pipeline: PipelineAdmission) -> None:
         slot, _ = [await entered(pipeline, self.FLOOD) for _ in range(2)]
         flood = [entering(pipeline, self.FLOOD) for _ in range(20)]
         await turn()
-        other, high = entering(pipeline, self.OTHER), entering(pipeline, Caller("high", priority=1))
+        other, high = entering(pipeline, self.OTHER), entering(pipeline, key_with("high", priority=1))
         await turn()
         for now, later in pairwise((high, flood[0], other, flood[1])):
             slot.leave()
@@ -226,7 +227,7 @@ class TestKeys:
         """The caller of the check has not sent its body, and may never send it."""
         pipeline = pipeline_of(Admission(), queue=4)
         waiting = await self.full_queue(pipeline)
-        for caller in (self.OTHER, Caller("first", priority=1)):
+        for caller in (self.OTHER, key_with("first", priority=1)):
             pipeline.claim_of(caller).check(Deadline.after(LONG_S))
         await turn()
         assert [each.done() for each in waiting] == [False] * 4
@@ -236,7 +237,7 @@ class TestKeys:
         pipeline = pipeline_of(Admission(), queue=4)
         await run_for(pipeline, 2.0)
         waiting = await self.full_queue(pipeline)
-        for enter in (entering(pipeline, Caller("other", priority), deadline_s=2.5), self.check(pipeline, priority)):
+        for enter in (entering(pipeline, key_with("other", priority), deadline_s=2.5), self.check(pipeline, priority)):
             with pytest.raises(TooManyRequests):
                 await enter
         assert [each.done() for each in waiting] == [False] * 4
@@ -250,21 +251,21 @@ class TestKeys:
 
     @staticmethod
     async def check(pipeline: PipelineAdmission, priority: int) -> None:
-        pipeline.claim_of(Caller("other", priority)).check(Deadline.after(2.5))
+        pipeline.claim_of(key_with("other", priority)).check(Deadline.after(2.5))
 
     async def test_a_request_takes_the_place_of_the_one_that_it_displaces(self) -> None:
         """Its expected wait is that of the displaced request, 3 s, not of a further one."""
         pipeline = pipeline_of(Admission(), queue=4)
         await run_for(pipeline, 1.5)
         waiting = await self.full_queue(pipeline)
-        first = entering(pipeline, Caller("first", priority=1), deadline_s=6.1)
+        first = entering(pipeline, key_with("first", priority=1), deadline_s=6.1)
         await turn()
         assert [each.done() for each in (*waiting, first)] == [False, False, False, True, False]
         assert isinstance(waiting[-1].exception(), TooManyRequests)
 
     async def test_the_limit_of_a_key_covers_all_pipelines(self) -> None:
         admission = Admission()
-        caller = Caller("a", limits=CallerLimits(in_flight=1, queue=1))
+        caller = key_with("a", limits=CallerLimits(in_flight=1, queue=1))
         here, there = pipeline_of(admission), pipeline_of(admission, "q", "n")
         slot = await entered(here, caller)
         waiting = entering(there, caller)
@@ -282,7 +283,7 @@ class TestKeys:
         """One stream at a time, of 13.9 s: the next one in 14 s, and further refused ones later."""
         monkeypatch.setattr(pipeline.model_queue.limit, "rising_s", inf if is_rising else 0.0)
         await run_for(pipeline, 13.9)
-        caller = Caller("a", limits=CallerLimits(in_flight=1, queue=0))
+        caller = key_with("a", limits=CallerLimits(in_flight=1, queue=0))
         await entered(pipeline, caller)
         times = []
         for _ in range(3):
@@ -294,7 +295,7 @@ class TestKeys:
 
     async def test_a_long_wait_for_the_limit_of_a_key_names_the_key(self, pipeline: PipelineAdmission) -> None:
         await run_for(pipeline, 20.0)
-        caller = Caller("a", limits=CallerLimits(in_flight=1))
+        caller = key_with("a", limits=CallerLimits(in_flight=1))
         await entered(pipeline, caller)
         with pytest.raises(TooManyRequests, match="limit of its API key"):
             pipeline.claim_of(caller).check(Deadline.after(10.0))
@@ -302,7 +303,7 @@ class TestKeys:
     async def test_requests_that_wait_for_their_key_do_not_block_others(self) -> None:
         pipeline = pipeline_of(Admission(), queue=1)
         await run_for(pipeline, 20.0)
-        caller = Caller("a", limits=CallerLimits(in_flight=1))
+        caller = key_with("a", limits=CallerLimits(in_flight=1))
         await entered(pipeline, caller)
         waiting = entering(pipeline, caller)
         await turn()
@@ -329,10 +330,10 @@ class TestKeys:
 
 callers = [
     ANYONE,
-    Caller("a"),
-    Caller("b", priority=1),
-    Caller("c", limits=CallerLimits(in_flight=1)),
-    Caller("d", limits=CallerLimits(in_flight=1, queue=2)),
+    key_with("a"),
+    key_with("b", priority=1),
+    key_with("c", limits=CallerLimits(in_flight=1)),
+    key_with("d", limits=CallerLimits(in_flight=1, queue=2)),
 ]
 steps = st.one_of(
     st.tuples(st.just("enter"), st.sampled_from(callers), st.integers(0, 2)),

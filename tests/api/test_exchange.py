@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from app.admission.keys import ANYONE, Caller
+from app.admission.keys import ANYONE, Key
 from app.api import exchange as module
 from app.api.bodies import LONG_BYTES, BodyThread, off_loop
 from app.api.exchange import LARGE_BODY_BYTES, ByteBudget, Exchange
@@ -21,6 +21,7 @@ from app.core.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput,
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES as THREAD_BYTES
 from tests.toolkit.exchange import FakeConnection, exchange_with
+from tests.toolkit.keys import key_with
 from tests.toolkit.waiting import PATIENCE_S
 
 
@@ -219,7 +220,7 @@ def test_kept_memory_needs_no_new_pages() -> None:
     assert new_pages("by default") > 10_000
 
 
-A, B = Caller("a"), Caller("b")
+A, B = key_with("a"), key_with("b")
 
 
 class Reads:
@@ -242,7 +243,7 @@ class Reads:
         return first
 
     async def add(
-        self, name: str, caller: Caller, deadline: Deadline | None = None, *, is_long: bool = False
+        self, name: str, caller: Key, deadline: Deadline | None = None, *, is_long: bool = False
     ) -> "asyncio.Task[None]":
         read = partial(self.names.append, name)
         task = asyncio.create_task(self.thread.read(read, caller, deadline, is_long=is_long))
@@ -264,7 +265,7 @@ async def test_callers_take_turns_behind_higher_priorities(reads: Reads) -> None
     tasks = [await reads.occupy()]
     tasks += [await reads.add(f"a{each}", A) for each in range(4)]
     tasks += [await reads.add(f"b{each}", B) for each in range(2)]
-    tasks.append(await reads.add("c", Caller("c", priority=1)))
+    tasks.append(await reads.add("c", key_with("c", priority=1)))
     reads.release()
     await asyncio.gather(*tasks)
     assert reads.names == ["c", "a0", "b0", "a1", "b1", "a2", "a3"]

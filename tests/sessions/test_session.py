@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.admission.admission import WHOLE, Share
-from app.admission.keys import ANYONE, Caller, CallerLimits
+from app.admission.keys import ANYONE, CallerLimits, Key
 from app.api.sessions.open_sessions import LONGEST_RETRY_S, USUAL_RETRY_S, Place, Places
 from app.core.answer import WholeAnswer
 from app.core.errors import (
@@ -39,6 +39,7 @@ from app.sessions.session import (
     UnknownSession,
     reach_s,
 )
+from tests.toolkit.keys import key_with
 from tests.toolkit.simulated_clock import on_a_simulated_clock
 
 REQUEST = InferenceRequest("m", ())
@@ -348,13 +349,11 @@ def of_slots(*slots: int, max_open: int | None = None) -> SessionTerms:
     return SessionTerms(SessionSpec(max_open=max_open), by_model, SequenceIds(), 60.0, 60.0)
 
 
-def key(name: str, most: int | None = None) -> Caller:
-    return Caller(name, limits=CallerLimits(sessions=most))
+def key(name: str, most: int | None = None) -> Key:
+    return key_with(name, limits=CallerLimits(sessions=most))
 
 
-def taken(
-    places: Places, given: SessionTerms, *homes: str, pipeline: str = "p", caller: Caller = ANYONE
-) -> list[Place]:
+def taken(places: Places, given: SessionTerms, *homes: str, pipeline: str = "p", caller: Key = ANYONE) -> list[Place]:
     """As many places as there are."""
     found = []
     try:

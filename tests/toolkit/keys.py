@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.admission.keys import hash_of
+from app.admission.keys import NO_OWN_LIMITS, CallerLimits, Key, hash_of
 
 
 def key_text(key_id: str) -> str:
@@ -14,6 +14,10 @@ def key_text(key_id: str) -> str:
 
 def entry(key_id: str, **more: Any) -> dict[str, Any]:
     return {"id": key_id, "sha256": hash_of(key_text(key_id)), **more}
+
+
+def key_with(key_id: str, priority: int = 0, limits: CallerLimits = NO_OWN_LIMITS) -> Key:
+    return Key(id=key_id, sha256=[hash_of(key_text(key_id))], priority=priority, limits=limits)
 
 
 def write_keys(path: Path, *entries: dict[str, Any]) -> Path:

@@ -208,11 +208,11 @@ class Explanations(Layer):
             return replace(operation, parameters=[*operation.parameters, _HEADER])
         return operation
 
-    def flags_for(self, key: Key | None) -> dict[str, bool]:
+    def flags_for(self, key: Key) -> dict[str, bool]:
         return {"may_explain": self.allows(key)}
 
-    def allows(self, key: Key | None) -> bool:
-        return self.is_on and (self.for_everyone or (key is not None and key.explain))
+    def allows(self, key: Key) -> bool:
+        return self.is_on and (self.for_everyone or key.explain)
 
     def begin(self, exchange: Exchange, pipeline: Pipeline) -> None:
         """Traces the request if it asks for it and its caller may explain; otherwise ignores the header."""
@@ -222,7 +222,7 @@ class Explanations(Layer):
         record.trace = trace = sampled(record.trace)
         started_ns = time_ns() - round(record.duration_s * 1e9)
         request = Explained(Explanation(record.request_id, pipeline.name), trace.trace_id, started_ns)
-        self.keep(exchange.caller.id, request)
+        self.keep(exchange.key.id, request)
         record.on_end = request.end
 
     def keep(self, owner: str, request: Explained) -> None:
@@ -258,7 +258,7 @@ class Explanations(Layer):
 
         The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`.
         """
-        request = self.current().get((exchange.caller.id, found["id"]))
+        request = self.current().get((exchange.key.id, found["id"]))
         if request is None:
             hint = "Send the request again with `X-Explain: 1` and a key that may explain, and ask within a minute."
             off = "This gateway explains no requests: for development, set GATEWAY_EXPLAIN=true."

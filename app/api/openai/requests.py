@@ -19,7 +19,7 @@ import orjson
 from msgspec import Meta
 from starlette.responses import Response
 
-from app.admission.keys import Key
+from app.admission.keys import ANYONE, Key
 from app.api.bodies import Limits, check_size, off_loop, read_json_of_any
 from app.api.call import Inference
 from app.api.endpoint import Found
@@ -285,9 +285,9 @@ class OpenAIModels:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "triton-gateway"}
 
 
-def models_of(catalog: Catalog, key: Key | None = None) -> list[str]:
+def models_of(catalog: Catalog, key: Key = ANYONE) -> list[str]:
     """The ids of the models whose pipeline is known, and that the key allows."""
-    pipelines = (entry.pipeline for name, entry in catalog.entries.items() if key is None or key.allows(name))
+    pipelines = (entry.pipeline for name, entry in catalog.entries.items() if key.allows(name))
     served = [each for each in pipelines if each is not None and each.openai is not None]
     return [model for each in served for model in ids_of(each)]
 

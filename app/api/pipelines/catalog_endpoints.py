@@ -24,6 +24,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from app.admission.keys import ANYONE
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.endpoint import Found, Layer
@@ -178,7 +179,7 @@ class CatalogEndpoints:
         """
         key, catalog = exchange.key, self._catalog
         catalog.check_known()
-        allowed = [name for name in catalog.entries if key is None or key.allows(name)]
+        allowed = [name for name in catalog.entries if key.allows(name)]
         listed = [self._summary(name) for name in allowed]
         flags = {name: value for layer in self.layers for name, value in layer.flags_for(key).items()}
         return JsonResponse({"pipelines": listed, **flags})
@@ -203,7 +204,7 @@ class CatalogEndpoints:
             template = next(filter(None, (layer.samples_of(pipeline) for layer in self.layers)), SAMPLES)
             host, scope = exchange.header(b"host") or "", exchange.scope  # the address that the caller used, if valid
             host = host if _HOST.fullmatch(host) else "{}:{}".format(*scope["server"])
-            base_url, with_key = f"{scope['scheme']}://{host}", exchange.key is not None
+            base_url, with_key = f"{scope['scheme']}://{host}", exchange.key is not ANYONE
             samples = samples_of(pipeline, base_url, template, with_key=with_key)
             described |= compiled_members(pipeline, load) | {"samples": samples}
         return JsonResponse(described)
@@ -253,7 +254,7 @@ class CatalogEndpoints:
         Counters since the start of the gateway, summed over its processes. Subtract two answers for rates.
         """
         key, known = exchange.key, await self._statistics.current()
-        allowed = [name for name in self._catalog.entries if key is None or key.allows(name)]
+        allowed = [name for name in self._catalog.entries if key.allows(name)]
         return JsonResponse(
             replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
         )
@@ -269,7 +270,7 @@ class CatalogEndpoints:
             replace(msgspec.convert(each, FindingAnswer, from_attributes=True), text=each.text.replace(folder, ""))
             for each in found
         ]
-        if key is not None and key.pipelines is not None:
+        if key.pipelines is not None:
             entries = [entry for name, entry in catalog.entries.items() if key.allows(name)]
             models = {entry.spec.model for entry in entries}
             models |= {model for entry in entries if entry.pipeline for model in entry.pipeline.graph.models}

@@ -17,7 +17,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from app.admission.keys import Caller
+from app.admission.keys import ANYONE, Key
 from app.api import bodies
 from app.api.call import Inference
 from app.api.endpoint import Endpoint, Found, Layer, check_socket_origin
@@ -186,7 +186,7 @@ class PipelineEndpoints:
     async def _store_for(self, exchange: Exchange, stream_id: str) -> StreamStore:
         """Raises ResumableStreamsOff, or Forbidden if the request has a key, and another key started the stream."""
         store, key = self._store(), exchange.key
-        if key is not None and await store.caller_of(stream_id) not in {"", key.caller.id}:
+        if key is not ANYONE and await store.caller_of(stream_id) not in {"", key.id}:
             raise errors.Forbidden(
                 "Another API key started this stream.", hint="Send the key that started it, or no key."
             )
@@ -207,7 +207,7 @@ class PipelineEndpoints:
         pipeline = self.inference.admit(exchange, found["name"], TRANSPORT)
         limits = self.limits.of(pipeline)
         protocol, headers = handshake(exchange, limits.max_body_bytes)
-        with self._counted(exchange.caller):
+        with self._counted(exchange.key):
             own = PipelineMessageHandler(self.inference, exchange, pipeline.name)
             handlers = (layer.handler_of(exchange, pipeline) for layer in self.layers)
             handler = next((each for each in handlers if each is not None), own)
@@ -228,7 +228,7 @@ class PipelineEndpoints:
             await Socket(exchange, websocket, handler, self.inference).run()
 
     @contextmanager
-    def _counted(self, caller: Caller) -> Iterator[None]:
+    def _counted(self, caller: Key) -> Iterator[None]:
         """Counts an open WebSocket of a key. Raises TooManyRequests. Without a key, only connections are limited."""
         own, key = self.inference.admission.share(caller.limits.websockets), caller.id
         most = max(self.limits.max_connections // 2, 1) if own is None else own

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.admission.admission import Share
-from app.admission.keys import ANYONE, Caller
+from app.admission.keys import ANYONE, Key
 from app.admission.scheduler import PipelineAdmission
 from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Endpoint
@@ -106,7 +106,7 @@ class Places:
         """When Triton forgets the sequences of ended sessions that it still has, in monotonic seconds."""
 
     def take(
-        self, pipeline: str, terms: SessionTerms, homes: Sequence[str], servers: int, caller: Caller = ANYONE
+        self, pipeline: str, terms: SessionTerms, homes: Sequence[str], servers: int, caller: Key = ANYONE
     ) -> Place:
         """Returns a place at the Triton with the most free ones. The caller must release it.
 
@@ -185,7 +185,7 @@ class OpenSessions:
 
     def open(self, exchange: Exchange, pipeline: Pipeline) -> OpenSession:
         """Raises InvalidRequest, TooManyRequests or ModelNotReady."""
-        terms, engine, caller = terms_of(pipeline), self._inference.catalog.engine, exchange.caller
+        terms, engine, caller = terms_of(pipeline), self._inference.catalog.engine, exchange.key
         if terms is None:
             raise errors.InvalidRequest(
                 f"This pipeline has no sessions: POST /v1/pipelines/{pipeline.name} runs a request.",
@@ -399,7 +399,7 @@ class StepRequest(Struct, eq=False):
     def _call(self, request: InferenceRequest, answer: Answer) -> StepCall:
         """Runs longer than the caller waits, but not longer than Triton knows the sequence."""
         session = self.session
-        claim, deadline = session.admission.claim_of(self.exchange.caller), Deadline.after(session.terms.triton_idle_s)
+        claim, deadline = session.admission.claim_of(self.exchange.key), Deadline.after(session.terms.triton_idle_s)
         return StepCall(session.pipeline, claim, deadline, self.record, [request], answer, session=session)
 
 

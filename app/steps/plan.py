@@ -3,9 +3,8 @@
 Steps work on one item: the dimensions of their tensors have no batch dimension, whether their models have one or not.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +35,6 @@ Verdict = bool | Literal["pending"] | None
 """None: a tensor that the condition needs was not written."""
 Values = dict[str, Tensor | None]
 """By name of a tensor or a field. What is not there yet is left out."""
-Test = Callable[[Values], Verdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class PlannedStep:
 
     name: str
     spec: StepSpec
-    test: Test | None = None
     config: ModelConfig | None = None
     inputs: tuple[PlannedInput, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
@@ -88,7 +85,7 @@ class PlannedStep:
 
     def verdict(self, values: Values, done: set[str]) -> Verdict:
         """Whether the step runs; False if it is skipped."""
-        result: Verdict = True if self.test is None else self.test(values)
+        result = True if self.spec.when is None else verdict_of(self.spec.when, values)
         if result is None or result is False:
             return False
         is_pending = result == PENDING
@@ -148,40 +145,34 @@ def _wanted(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-_TESTS: Mapping[str, Callable[[Array, Any], Any]] = {
+_COMPARISONS: Mapping[str, Callable[[Array, Any], Any]] = {
+    "empty": lambda array, _: not array.size,
+    "not_empty": lambda array, _: array.size,
     "equals": lambda array, value: array == _wanted(value),
-    "in": lambda array, values: np.any([array == _wanted(value) for value in values], axis=0),
+    "is_in": lambda array, values: np.any([array == _wanted(value) for value in values], axis=0),
     "below": lambda array, value: ~(array >= value),  # also NaN: one of `below` and `at_least` always holds
     "at_least": lambda array, value: array >= value,
 }
+_WEIGHTS: Mapping[str, tuple[Verdict, ...]] = {
+    "any_of": (False, None, PENDING, True),
+    "all_of": (True, None, PENDING, False),
+}
+"""The result is the last of these that a part has."""
 
 
-def _compared(key: str, name: str, value: Any, over: Callable[[Any], Any], values: Values) -> Verdict:
+def verdict_of(condition: Condition, values: Values, over: Callable[[Any], Any] = np.all) -> Verdict:
+    """``over``: joins the results of several elements."""
+    key, given = condition.only
+    if key in _WEIGHTS:
+        return max((verdict_of(each, values) for each in given), key=_WEIGHTS[key].index)
+    if key in ("any", "all"):
+        return verdict_of(given, values, np.any if key == "any" else np.all)
+    if key == "negated":
+        result = verdict_of(given, values)
+        return not result if isinstance(result, bool) else result
+    name, wanted = (given, None) if isinstance(given, str) else given
     found = values.get(name, PENDING)
-    if found is None or not isinstance(found, Tensor):
+    if not isinstance(found, Tensor):
         return found
-    if key in ("empty", "not_empty"):
-        return bool(found.array.size) is (key == "not_empty")
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(over(_TESTS[key](found.array, value)))
-
-
-def _any_of(tests: Sequence[Test], values: Values) -> Verdict:
-    results = [test(values) for test in tests]
-    return True if True in results else PENDING if PENDING in results else None if None in results else False
-
-
-def _not(test: Test, values: Values) -> Verdict:
-    result = test(values)
-    return not result if isinstance(result, bool) else result
-
-
-def compiled(condition: Condition, over: Callable[[Any], Any] = np.all) -> Test:
-    if condition.comparison is not None:
-        return partial(_compared, *condition.comparison, over)
-    if condition.any is not None or condition.all is not None:
-        return compiled(condition.parts[0], np.all if condition.any is None else np.any)
-    tests = [compiled(each) for each in condition.parts]
-    if condition.all_of is not None:  # by De Morgan's law
-        return partial(_not, partial(_any_of, [partial(_not, test) for test in tests]))
-    return partial(_any_of, tests) if condition.any_of is not None else partial(_not, tests[0])
+        return bool(over(_COMPARISONS[key](found.array, wanted)))

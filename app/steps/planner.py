@@ -16,7 +16,7 @@ from app.config.mismatch import PipelineMismatch, mismatch_at, named, tensor_nam
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Tensor, bytes_array
 from app.core.model import ModelConfig, Step, TensorSpec, capacity_of, reached, sequence_ids_of, takes_traceparent
 from app.core.text import nearest
-from app.steps.plan import SKIPPED, Plan, PlannedInput, PlannedStep, Race, Source, Values, compiled
+from app.steps.plan import SKIPPED, Plan, PlannedInput, PlannedStep, Race, Source, Values
 from app.steps.steps_spec import ChosenSource, Condition, SourceSpec, StepSpec, names_of, step_of
 
 
@@ -115,15 +115,14 @@ class _Planner:
 
     def check_condition(self, condition: Condition, *, is_over: bool = False) -> None:
         """Raises PipelineMismatch for a condition that cannot be evaluated, or can never hold."""
-        if condition.comparison is None:
-            over = condition.any is not None or condition.all is not None
-            for each in condition.parts:
-                self.check_condition(each, is_over=over)
-            negated = [each.negated for each in condition.parts if each.negated is not None]
-            if condition.all_of is not None and any(each in condition.all_of for each in negated):
+        key, given = condition.only
+        for each in condition.parts:
+            self.check_condition(each, is_over=key in ("any", "all"))
+        if condition.parts:
+            if key == "all_of" and any(one.is_opposite_of(other) for one in given for other in given):
                 raise PipelineMismatch((), "can never hold: a part of it is the opposite of another one")
             return
-        key, name, value = condition.comparison
+        (name,) = condition.names()
         spec = self.written(name) or self.given.get(name) or self.fields.get(name)
         if spec is None:
             text = f"names '{name}', which is neither a parameter nor a tensor that a step reads"
@@ -136,12 +135,12 @@ class _Planner:
             return
         if not is_over and any(dim != 1 for dim in spec.dims):
             raise PipelineMismatch((), f"needs `any` or `all`: '{name}' has the shape {shape_text(spec.dims)}")
-        for each in value if key == "in" else [value]:
+        for each in given[1] if key == "is_in" else given[1:]:
             is_wrong = isinstance(each, str) is not (spec.datatype == BYTES)
             is_wrong |= spec.datatype == "BOOL" and key in ("below", "at_least")
             if is_wrong or (spec.datatype in FLOAT_DATATYPES and type(each) is int and each >= 2**63):
                 raise PipelineMismatch((), f"compares '{name}', which is {spec.datatype}, with {each!r}")
-            if key in ("equals", "in"):
+            if key in ("equals", "is_in"):
                 _constant(each, replace(spec, dims=(1,)))
 
     # Steps
@@ -149,14 +148,14 @@ class _Planner:
     def step(self, name: str, streams: Mapping[str, Set[str]], read: Set[str]) -> PlannedStep:
         """``streams``: by step, the decoupled steps that it reads from. ``read``: all names that anything reads."""
         spec = self.specs[name]
-        test, own = None if spec.when is None else compiled(spec.when), frozenset(streams[name])
+        own = frozenset(streams[name])
         for step in spec.after:
             if not streams[step] <= own:
                 first = min(streams[step])
                 text = f"names '{step}', which runs for each response of '{first}': name '{first}' instead"
                 raise PipelineMismatch(("after",), text)
         if spec.model is None:
-            return PlannedStep(name, spec, test, after=tuple(spec.after), streams=own)
+            return PlannedStep(name, spec, after=tuple(spec.after), streams=own)
         config = self.config(name)
         if config.decoupled and (spec.each or own):
             text = "can have no `each`" if spec.each else f"cannot follow '{min(own)}', which is decoupled too"
@@ -177,7 +176,6 @@ class _Planner:
         return PlannedStep(
             name,
             spec,
-            test,
             config,
             tuple(inputs),
             tuple(each for each in config.outputs if f"{name}.{each.name}" in read),
@@ -217,8 +215,8 @@ class _Planner:
             return False
         whens = [self.specs[place[0]].when for name in source.names if (place := step_of(name, self.specs))]
         is_only_when = not any(self._may_miss(name, but_when=True) for name in source.names)
-        opposite = [each for each in whens if any(_are_opposite(each, other) for other in whens)]
-        reads = {name for each in opposite if each is not None for name in each.names()}
+        opposite = [one for one in whens if one and any(other and one.is_opposite_of(other) for other in whens)]
+        reads = {name for each in opposite for name in each.names()}
         return not (is_only_when and opposite) or any(map(self._may_miss, reads))
 
     def _may_miss(self, name: str, *, but_when: bool = False) -> bool:
@@ -260,17 +258,6 @@ def _ordered(before: Mapping[str, Set[str]]) -> list[str]:
         for name in ready:
             del left[name]
     return order
-
-
-def _are_opposite(one: Condition | None, other: Condition | None) -> bool:
-    """Whether exactly one of both holds, as far as that is plain."""
-    if one is None or other is None:
-        return False
-    if one.comparison is not None and other.comparison is not None:
-        pairs = ({"below", "at_least"}, {"empty", "not_empty"})
-        is_pair = {one.comparison[0], other.comparison[0]} in pairs
-        return is_pair and one.comparison[1:] == other.comparison[1:]
-    return one.negated == other or other.negated == one
 
 
 def _constant(value: Any, wanted: TensorSpec) -> Tensor:

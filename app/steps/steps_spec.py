@@ -1,8 +1,8 @@
 """The key ``steps`` of a pipeline in ``gateway.yaml``: calls of models, their sources and their conditions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 from pydantic import AfterValidator, Field
 
@@ -61,41 +61,44 @@ class Condition(Section):
     negated: Optional["Condition"] = Field(default=None, alias="not")
 
     @property
-    def comparison(self) -> tuple[str, str, JsonValue] | None:
-        """The key, the name and the value of a comparison, with None as the value of ``empty`` and ``not_empty``."""
-        for key, name in (("empty", self.empty), ("not_empty", self.not_empty)):
-            if name is not None:
-                return key, name, None
-        pairs = {"equals": self.equals, "in": self.is_in, "below": self.below, "at_least": self.at_least}
-        return next(((key, pair[0], pair[1]) for key, pair in pairs.items() if pair is not None), None)
+    def only(self) -> tuple[str, Any]:
+        """Its key, as the name of the attribute, and the value of the key."""
+        (key,) = self.model_fields_set
+        return key, getattr(self, key)
 
     @property
-    def parts(self) -> list["Condition"]:
+    def parts(self) -> Sequence["Condition"]:
         """The conditions in it."""
-        below = [each for each in (self.any, self.all, self.negated) if each is not None]
-        return [*below, *(self.any_of or ()), *(self.all_of or ())]
+        key, given = self.only
+        return given if key in ("any_of", "all_of") else [given] if isinstance(given, Condition) else []
 
     def names(self) -> Iterator[str]:
         """The tensors and fields that it needs."""
-        if self.comparison is not None:
-            yield self.comparison[1]
+        given = self.only[1]
+        if not self.parts:
+            yield given if isinstance(given, str) else given[0]
         yield from chain.from_iterable(each.names() for each in self.parts)
 
+    def is_opposite_of(self, other: "Condition") -> bool:
+        """Whether exactly one of both holds, as far as that is plain."""
+        (key, given), (other_key, other_given) = self.only, other.only
+        is_pair = {key, other_key} in ({"below", "at_least"}, {"empty", "not_empty"})
+        return (is_pair and given == other_given) or self.negated == other or other.negated == self
+
     def faults(self) -> Iterator[str]:
-        if len(self.model_fields_set) != 1 or not (self.comparison or self.parts):
+        if len(self.model_fields_set) != 1 or self.only[1] is None:
             yield "needs exactly one key, such as empty, equals or any_of"
-        over = self.any or self.all
-        if over is not None and (over.comparison is None or over.comparison[0] in ("empty", "not_empty")):
+        key, given = self.only
+        if key in ("any", "all") and given.only[0] not in ("equals", "is_in", "below", "at_least"):
             yield "has any or all, which only equals, in, below and at_least can have"
-        for key, _, value in () if self.comparison is None else (self.comparison,):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if key in ("below", "at_least") and not is_number:
-                yield f"has {key} with a value that is not a number"
-            if key == "in" and not (isinstance(value, list) and value):
-                yield "has in without a list of values"
-            values = value if key == "in" and isinstance(value, list) else [value]
-            if key in ("equals", "in") and not all(isinstance(each, str | int | float) for each in values):
-                yield f"has {key} with a value that is neither a text, a number nor a boolean"
+        value: Any = given[1] if key in ("equals", "is_in", "below", "at_least") else None
+        if key in ("below", "at_least") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            yield f"has {key} with a value that is not a number"
+        if key == "is_in" and not (isinstance(value, list) and value):
+            yield "has in without a list of values"
+        values = value if key == "is_in" else [value] if key == "equals" else []
+        if not all(isinstance(each, str | int | float) for each in values):
+            yield f"has {key.removeprefix('is_')} with a value that is neither a text, a number nor a boolean"
 
 
 class StepSpec(Section):

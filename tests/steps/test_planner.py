@@ -13,6 +13,7 @@ from app.core.inference import DTYPE_BY_DATATYPE, Tensor
 from app.core.model import SequenceBatching
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import GatewaySpec
+from app.steps.plan import verdict_of
 from app.steps.planner import Declaration, planned
 from app.steps.steps_spec import StepSpec
 from tests.toolkit.models import model
@@ -175,9 +176,11 @@ def test_a_comparison_is_with_a_value_of_the_tensors_type(datatype: str, key: st
     specs = {name: StepSpec.model_validate(each) for name, each in steps.items()}
     with nullcontext() if fits else pytest.raises(PipelineMismatch, match=r"compares|value of"):
         plan = planned("p", Declaration(specs), {"same": config}).plan
-        test = plan.steps[-1].test
-        assert test is not None
-        assert test({"X": Tensor("X", datatype, np.zeros(1, DTYPE_BY_DATATYPE[datatype]))}) is (key == "below")
+        condition = plan.steps[-1].spec.when
+        assert condition is not None
+        assert verdict_of(condition, {"X": Tensor("X", datatype, np.zeros(1, DTYPE_BY_DATATYPE[datatype]))}) is (
+            key == "below"
+        )
 
 
 OUTPUTS = [

@@ -325,7 +325,7 @@ class PartRunner:
     ) -> None:
         """``may_share``: parts may share calls with other requests."""
         self._inference, self._call, self._trace, self._may_share = inference, call, trace, may_share
-        self._count = inference.metrics.of_pipeline(call.target.name).parts if batch.has_several else None
+        self._count = inference.metrics.of_pipeline(call.target.name).parts if len(batch) > 1 else None
         self._parts, self._waiting = batch.parts(), len(batch)
         self._lanes, self._group = 0, asyncio.TaskGroup()
 

@@ -101,6 +101,11 @@ def items_of(request: InferenceRequest) -> int:
     return request.inputs[0].shape[0] if request.inputs else 1
 
 
+def ranges_of(count: int, call_items: int) -> list[range]:
+    """The items of each call. ``call_items``: the most items of a call."""
+    return [range(start, min(start + call_items, count)) for start in range(0, count, call_items)]
+
+
 def part_of(request: InferenceRequest, items: range) -> InferenceRequest:
     """The request for some of the items, with views of its arrays. The first part keeps the request's id."""
     inputs = tuple(replace(each, array=each.array[items.start : items.stop]) for each in request.inputs)
@@ -117,8 +122,7 @@ class Batch(Answer):
         """``call_items``: the most items of a call. ``count``: of all items; None for those of the request."""
         self.count = items_of(request) if count is None else count
         self._request = request
-        starts = range(0, self.count, call_items)
-        self._ranges = [range(start, min(start + call_items, self.count)) for start in starts]
+        self._ranges = ranges_of(self.count, call_items)
         self._running: dict[int, tuple[BatchPart, Answer]] = {}
         self._tokens: Tokens | None = None
         self._version = ""
@@ -127,11 +131,6 @@ class Batch(Answer):
     def __len__(self) -> int:
         """The number of parts that :meth:`parts` yields."""
         return len(self._ranges)
-
-    @property
-    def has_several(self) -> bool:
-        """Whether there are several parts. The error of a part then names its items."""
-        return len(self) > 1
 
     @property
     def tokens(self) -> Tokens | None:
@@ -174,7 +173,7 @@ class Batch(Answer):
                 values = self.put(part.items, answer, ending)
             return values
         except GatewayError as exc:
-            if self.has_several:
+            if len(self) > 1:
                 first, last = part.items[0], part.items[-1]
                 name = f"items[{first}]" if first == last else f"items[{first}..{last}]"
                 exc.errors = (FieldProblem(name, "failed"), *exc.errors)

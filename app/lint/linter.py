@@ -25,7 +25,7 @@ from app.pipelines.llm_spec import preset_of, recognized
 from app.pipelines.openai_mapping import SKIPS_SPECIAL_TOKENS
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import SAMPLE, PipelineSpec
-from app.steps.plan import StepsLayer
+from app.steps.plan import Plan
 
 BACKENDS = (
     *("ensemble", "python", "onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "vllm", "tensorrtllm"),
@@ -184,7 +184,7 @@ def _mismatches_of(
         yield exc
         return
     for layer in pipeline.layers:
-        for step in layer.plan.unread if isinstance(layer, StepsLayer) else ():
+        for step in layer.unread if isinstance(layer, Plan) else ():
             text = "is read by no other step, no condition and not by the answer"
             yield PipelineMismatch(("steps", step), text, "unread-tensor")
     for request, values in declared_requests(pipeline.spec).items():

@@ -289,11 +289,11 @@ class PipelineBatch(Batch):
             value = values[field.name]
             if self._pipeline.config.decoupled:
                 value = [value]
-            elif len(value) == 0 and (has_exit or self.has_several):
+            elif len(value) == 0 and (has_exit or len(self) > 1):
                 if not has_exit:
                     check_rows(field.tensor.name, sizes.get(field.tensor.name, 0), items)
                 value = [field.empty_item] * len(items)
-            elif self.has_several:
+            elif len(self) > 1:
                 check_rows(field.tensor.name, len(value), items)
             self._rows[field.name][items.start] = value
         return None

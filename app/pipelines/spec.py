@@ -17,8 +17,8 @@ from app.core.model import ModelConfig, ModelKey, OwnIds, TensorSpec, reached, s
 from app.core.text import nearest
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
-from app.steps.plan import SKIPPED, Source, StepsLayer
-from app.steps.planner import Declaration, StepsModel, planned
+from app.steps.plan import SKIPPED, Plan, Source
+from app.steps.planner import Planner
 from app.steps.steps_spec import Reason, Several, StepSpecs
 
 Kind = Literal["number", "text", "json", "image", "binary"]
@@ -380,15 +380,15 @@ class PipelineSpec(Section):
         usage = None if self.openai is None else self.openai.usage
         counted = () if usage is None else (usage.prompt_tokens, usage.completion_tokens)
         ruled = [each for rule in self.early_exit for each in (*(rule.missing or ()), *(rule.empty or ()))]
-        places: dict[Source, Location] = {Source((each,)): ("openai", "usage") for each in counted if each}
-        places |= {Source((each,)): ("early_exit",) for each in ruled}
-        places |= {Source((each,)): ("contract", each) for each in self.contract}
-        further = list(places)
-        places |= {each.source: ("outputs", output) for output, each in (self.outputs or {}).items()}
-        declared = None if self.outputs is None else [each.source for each in self.outputs.values()]
+        further: dict[Source, Location] = {Source((each,)): ("openai", "usage") for each in counted if each}
+        further |= {Source((each,)): ("early_exit",) for each in ruled}
+        further |= {Source((each,)): ("contract", each) for each in self.contract}
+        outputs: dict[Source, Location] | None = None
+        if self.outputs is not None:
+            outputs = {each.source: ("outputs", output) for output, each in self.outputs.items()}
         sent = {name: each for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
-        fields = [TensorSpec(each, _DATATYPES[of.type], (1,), of.may_be_left_out) for each, of in sent.items()]
-        return planned(name, Declaration(self.steps, declared, further, fields, places), models)
+        fields = {each: TensorSpec(each, _DATATYPES[of.type], (1,), of.may_be_left_out) for each, of in sent.items()}
+        return Planner(self.steps, models, fields).planned(name, outputs, further)
 
     def model_of(self, step: str) -> str:
         """The model that a step calls; without steps that of the pipeline."""
@@ -452,8 +452,8 @@ class PipelineSpec(Section):
         ``models``: those that a request runs through, as far as they are known. Raises PipelineMismatch with the reason
         if the models do not fit.
         """
-        if isinstance(config, StepsModel):
-            return (StepsLayer(config.plan),)
+        if isinstance(config, Plan):
+            return (config,)
         if self.session is not None:
             terms = self.session.terms_of(config, models)
             if isinstance(terms, str):

@@ -226,7 +226,6 @@ def layers_of(settings: Settings, inference: Inference, limits: Limits, share: S
 
 def _steps_of(engine: InferenceServer, admission: Admission, catalog: Catalog, metrics: Metrics) -> StepsEngine:
     def enter(step: PlannedStep, deadline: Deadline) -> Coroutine[Any, Any, Slot]:
-        assert step.config is not None
         in_flight = catalog.oip_models.in_flight.get(step.config.name)
         return admission.claim_of_step(step.config.name, step.capacity, in_flight).enter_again(deadline)
 

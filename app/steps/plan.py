@@ -3,7 +3,7 @@
 Steps work on one item: the dimensions of their tensors have no batch dimension, whether their models have one or not.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ from app.core.engine import PipelineLayer
 from app.core.inference import (
     BYTES,
     Array,
-    Extension,
     InferenceRequest,
     Parameter,
     StepTimes,
@@ -39,7 +38,10 @@ Values = dict[str, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a tensor comes from: the first of these names that is written; of a race, the first in time."""
+    """Where a tensor comes from: the first of these names that is written.
+
+    A race is settled once, by the first in time: then the value has the name of the race.
+    """
 
     names: tuple[str, ...]
     is_race: bool = False
@@ -49,22 +51,14 @@ class Source:
         return " or ".join(self.names)
 
     def look(self, values: Values) -> Found:
-        is_known = True
-        for name in (self.text, *self.names) if self.is_race and self.text in values else self.names:
+        for name in (self.text,) if self.is_race else self.names:
             found = values.get(name, PENDING)
-            if found == PENDING:
-                if not self.is_race:
-                    return PENDING
-                is_known = False
-            elif found is not None:
+            if found is not None:
                 return found
-        return None if is_known else PENDING
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedInput:
-    tensor: TensorSpec
-    source: Source
+_NO_MODEL = ModelConfig("", "", 0, (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +67,15 @@ class PlannedStep:
 
     name: str
     spec: StepSpec
-    config: ModelConfig | None = None
-    inputs: tuple[PlannedInput, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-    """Those that a step, a condition or the answer reads."""
-    after: tuple[str, ...] = ()
+    streams: frozenset[str]
+    """The decoupled steps for whose responses the step runs; empty if it runs once."""
+    config: ModelConfig = _NO_MODEL
+    inputs: Sequence[tuple[TensorSpec, Source]] = ()
+    outputs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    """By name of the pipeline: those that a step, a condition or the answer reads."""
     capacity: Capacity = field(default_factory=Capacity)
     takes_traceparent: bool = False
-    streams: frozenset[str] = frozenset()
-    """The decoupled steps for whose responses the step runs; empty if it runs once."""
+    after: frozenset[str] = frozenset()
 
     def verdict(self, values: Values, done: set[str]) -> Verdict:
         """Whether the step runs; False if it is skipped."""
@@ -89,49 +83,45 @@ class PlannedStep:
         if result is None or result is False:
             return False
         is_pending = result == PENDING
-        for each in self.inputs:
-            found = each.source.look(values)
-            if found is None and (not each.tensor.optional or self.spec.each in each.source.names):
+        for tensor, source in self.inputs:
+            found = source.look(values)
+            if found is None and (not tensor.optional or self.spec.each in source.names):
                 return False
             is_pending = is_pending or found == PENDING
         return PENDING if is_pending or not done.issuperset(self.after) else True
 
 
-@dataclass(frozen=True, slots=True)
-class Race:
-    source: Source
-    rivals: Mapping[str, frozenset[str]]
-    """Name of a tensor -> the steps that nothing needs any more if it wins."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan(ModelConfig, PipelineLayer):
+    """The steps of a pipeline: as one model, which a pipeline runs like any other, and as the layer that runs them."""
 
-
-class Plan(Extension, eq=False):
-    """The steps of a pipeline, and what it answers. Travels with each request of the pipeline."""
-
-    name: str
-    steps: tuple[PlannedStep, ...]
+    order: tuple[PlannedStep, ...]
+    """Each behind those that it waits for."""
     defaults: Values
     """The constants; None for what a request may leave out."""
-    outputs: Mapping[str, Source]
+    answers: Mapping[str, Source]
     """By name of the pipeline's tensor."""
-    races: tuple[Race, ...] = ()
-    of_stream: Mapping[str, frozenset[str]] = {}
+    races: Mapping[Source, Mapping[str, frozenset[str]]]
+    """By race and the name of its winner, the steps that nothing needs any more."""
+    of_stream: Mapping[str, Set[str]]
     """Decoupled step -> the names of the tensors that come anew with each of its responses."""
-    reports_skipped: bool = False
-    read_by: Mapping[str, Set[str]] = {}
-    """Step -> itself and the steps that wait for it. Without those whose outputs are answered."""
+    read_by: Mapping[str, Set[str]]
+    """Step -> itself and the steps that read its outputs; an empty name if the answer has one."""
+    reports_skipped: bool
+
+    def extended(self, request: InferenceRequest) -> InferenceRequest:
+        return request.extended(PlannedTimes(plan=self))
 
     @property
     def unread(self) -> list[str]:
         """The steps whose outputs nothing reads."""
-        return [each.name for each in self.steps if each.config is not None and not each.outputs]
+        return [each.name for each in self.order if each.spec.model is not None and not each.outputs]
 
 
-@dataclass(frozen=True)
-class StepsLayer(PipelineLayer):
+class PlannedTimes(StepTimes, eq=False, kw_only=True):
+    """The plan of a request, with the times of its steps."""
+
     plan: Plan
-
-    def extended(self, request: InferenceRequest) -> InferenceRequest:
-        return request.extended(self.plan).extended(StepTimes())
 
 
 def array_of(value: Parameter) -> Tensor:

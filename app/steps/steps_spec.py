@@ -1,6 +1,6 @@
 """The key ``steps`` of a pipeline in ``gateway.yaml``: calls of models, their sources and their conditions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Optional
 
@@ -140,9 +140,3 @@ class StepSpec(Section):
 
 
 StepSpecs = Annotated[dict[StepName, StepSpec], Field(min_length=1, max_length=64)]
-
-
-def step_of(source: str, steps: Mapping[str, object]) -> tuple[str, str] | None:
-    """The step and the tensor that a source names; None for a tensor or a field of the request."""
-    step, dot, tensor = source.partition(".")
-    return (step, tensor) if dot and step in steps else None

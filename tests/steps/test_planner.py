@@ -14,7 +14,7 @@ from app.core.model import SequenceBatching
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.spec import GatewaySpec
 from app.steps.plan import verdict_of
-from app.steps.planner import Declaration, planned
+from app.steps.planner import Planner
 from app.steps.steps_spec import StepSpec
 from tests.toolkit.models import model
 
@@ -153,7 +153,7 @@ def test_a_value_is_of_the_inputs_type_and_shape(datatype: str, value: Any, fits
     config = model([f"X {datatype} [-1]"], ["Y FP32 [1]"], name="same")
     specs = {"a": StepSpec.model_validate({"model": "same", "inputs": {"X": {"value": value}}})}
     with nullcontext() if fits else pytest.raises(PipelineMismatch, match=r"value of|has the shape"):
-        planned("p", Declaration(specs), {"same": config})
+        Planner(specs, {"same": config}).planned("p")
 
 
 COMPARED = [
@@ -175,8 +175,8 @@ def test_a_comparison_is_with_a_value_of_the_tensors_type(datatype: str, key: st
     steps = {"a": {"model": "same", "inputs": {"X": "X"}}, "e": {"when": {key: ["X", value]}, "exit": "done"}}
     specs = {name: StepSpec.model_validate(each) for name, each in steps.items()}
     with nullcontext() if fits else pytest.raises(PipelineMismatch, match=r"compares|value of"):
-        plan = planned("p", Declaration(specs), {"same": config}).plan
-        condition = plan.steps[-1].spec.when
+        plan = Planner(specs, {"same": config}).planned("p")
+        condition = plan.order[-1].spec.when
         assert condition is not None
         assert verdict_of(condition, {"X": Tensor("X", datatype, np.zeros(1, DTYPE_BY_DATATYPE[datatype]))}) is (
             key == "below"
@@ -312,5 +312,5 @@ def test_the_tensors_of_the_request_are_what_the_steps_read() -> None:
 def test_only_the_outputs_that_are_read_are_requested() -> None:
     pipeline = compiled(f"{{{DETECT}, {READ}}}", outputs={"text": {"tensor": "read.TEXT", "kind": "text"}})
     (layer,) = pipeline.layers
-    requested = {step.name: [each.name for each in step.outputs] for step in layer.plan.steps}
+    requested = {step.name: [each.name for each in step.outputs.values()] for step in layer.order}
     assert requested == {"detect": ["BOXES"], "read": ["TEXT"]}

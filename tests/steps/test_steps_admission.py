@@ -14,7 +14,7 @@ from app.admission.scheduler import Slot
 from app.core.inference import Deadline, InferenceRequest, Tensor
 from app.core.model import Capacity
 from app.steps.plan import PlannedStep, Source
-from app.steps.planner import Declaration, planned
+from app.steps.planner import Planner
 from app.steps.steps_engine import StepsEngine
 from app.steps.steps_spec import StepSpec
 from tests.toolkit.numpy_models import NumpyEngine, numpy_model
@@ -58,7 +58,6 @@ async def test_no_order_of_requests_locks_models_with_one_slot(seed: int) -> Non
     models = NumpyEngine(MODELS, pause=lambda _: rng.random() * 0.002)
 
     def enter(step: PlannedStep, deadline: Deadline) -> Any:
-        assert step.config is not None
         return admission.claim_of_step(step.config.name, one, 1).enter_again(deadline)
 
     engine = StepsEngine(models, enter)
@@ -67,17 +66,17 @@ async def test_no_order_of_requests_locks_models_with_one_slot(seed: int) -> Non
     for number in range(3):
         specs = {name: StepSpec.model_validate(each) for name, each in graph_of(rng).items()}
         leaves = [Source((f"{name}.Y",)) for name, each in specs.items() if each.model is not None]
-        plans.append(planned(f"p{number}", Declaration(specs, leaves), configs))
+        plans.append(Planner(specs, configs).planned(f"p{number}", dict.fromkeys(leaves, ())))
 
     async def request() -> None:
-        config = rng.choice(plans)
-        name, plan = config.name, config.plan
+        plan = rng.choice(plans)
+        name = plan.name
         x = np.asarray([rng.random()], np.float32)
         tensors = (Tensor("X", "FP32", x), Tensor("P", "FP32", np.zeros((rng.randint(0, 4), 1), np.float32)))
-        sent, deadline = InferenceRequest(name, tensors).extended(plan), Deadline.after(30)
+        sent, deadline = plan.extended(InferenceRequest(name, tensors)), Deadline.after(30)
         slot = await admission.of(name, name, one, 4).claim_of(ANYONE).enter(deadline)
         try:
-            if not config.decoupled:
+            if not plan.decoupled:
                 await engine.infer(sent, deadline)
             else:
                 async with aclosing(engine.infer_stream(sent, deadline)) as responses:

@@ -17,12 +17,11 @@ from app.core.inference import (
     InferenceRequest,
     InferenceResponse,
     KeptMemory,
-    StepTimes,
     Tensor,
 )
 from app.core.model import TensorSpec
 from app.steps.plan import Source
-from app.steps.planner import Declaration, planned
+from app.steps.planner import Planner
 from app.steps.steps_engine import StepsEngine
 from app.steps.steps_spec import StepSpec
 from tests.toolkit.numpy_models import Arrays, FreeSlots, NumpyEngine, numpy_model
@@ -66,9 +65,8 @@ class Steps:
         specs = {name: StepSpec.model_validate(each) for name, each in yaml.safe_load(text).items()}
         sources = [Source((each,) if isinstance(each, str) else each, is_race) for each in outputs]
         configs = {name: each.config for name, each in MODELS.items()}
-        fields = [TensorSpec("mode", "BYTES", (1,), optional=True)]
-        self.config = planned("steps", Declaration(specs, sources, fields=fields), configs)
-        self.plan = self.config.plan
+        fields = {"mode": TensorSpec("mode", "BYTES", (1,), optional=True)}
+        self.plan = Planner(specs, configs, fields).planned("steps", dict.fromkeys(sources, ()))
         self.models = NumpyEngine(MODELS, pause=lambda model: SLOW_S if model == "slow" else 0.0)
         self.slots = FreeSlots()
         self.outcomes: list[tuple[str, str]] = []
@@ -76,7 +74,7 @@ class Steps:
 
     def request(self, parameters: dict[str, Any] | None = None, **given: Any) -> InferenceRequest:
         tensors = tuple(Tensor(name, "FP32", np.asarray(array, np.float32)) for name, array in given.items())
-        return InferenceRequest("steps", tensors, parameters=parameters or {}).extended(self.plan)
+        return self.plan.extended(InferenceRequest("steps", tensors, parameters=parameters or {}))
 
     async def answer(self, parameters: dict[str, Any] | None = None, within_s: float = 5, **given: Any) -> Any:
         """The outputs as lists, and the reason of an early exit. Nothing may be left behind."""
@@ -324,7 +322,7 @@ async def test_a_step_without_the_rows_of_each_is_skipped_also_if_its_model_does
         " b: {model: hinted, each: a.Y, inputs: {x: X, hint: a.Y}}, c: {model: double, inputs: {x: X}}}",
         ["b.Y", "c.Y"],
     )
-    assert next(each.optional for each in steps.config.outputs if each.name == "b.Y")
+    assert next(each.optional for each in steps.plan.outputs if each.name == "b.Y")
     assert await steps.answer(X=[1], P=[[1, 2]]) == ({"c.Y": [2]}, None)
 
 
@@ -502,6 +500,17 @@ async def test_two_streams_beside_each_other_have_their_own_steps_behind_them() 
     assert "skipped" not in {outcome for _, outcome in steps.outcomes}
 
 
+async def test_a_chain_behind_both_of_two_streams_runs_for_each_response() -> None:
+    steps = Steps(
+        "{one: {model: stream, inputs: {x: X}}, two: {model: other, inputs: {x: X}},"
+        " both: {model: double, inputs: {x: {first: [two.Y, one.Y]}}},"
+        " next: {model: double, inputs: {x: {first: [both.Y, N]}}}}",
+        ["next.Y"],
+    )
+    events = await steps.events(X=[2], N=[7])
+    assert sorted(each["next.Y"] for each, _ in events if each) == [[0], [0], [4], [4]]
+
+
 async def test_a_reader_that_leaves_a_stream_cancels_it() -> None:
     steps = Steps(STREAM + "}", ["behind.Y"])
     async with aclosing(steps.engine.infer_stream(steps.request(X=[500]), Deadline.after(5))) as responses:
@@ -537,8 +546,11 @@ e: {when: {not_empty: b.Y}, exit: enough}
 
 
 async def test_the_times_have_each_step_with_its_outcome_and_calls_have_its_name() -> None:
-    steps, times = Steps(SEEN, ["a.Y", "late.Y"]), StepTimes()
-    await steps.engine.infer(steps.request(X=[1], P=np.ones((7, 2))).extended(times), Deadline.after(5))
+    steps = Steps(SEEN, ["a.Y", "late.Y"])
+    request = steps.request(X=[1], P=np.ones((7, 2)))
+    times = request.steps
+    assert times is not None
+    await steps.engine.infer(request, Deadline.after(5))
     assert {name: each.outcome for name, each in times.steps.items()} == {
         "a": "ok",
         "b": "ok",
@@ -557,7 +569,9 @@ async def test_the_times_have_each_step_with_its_outcome_and_calls_have_its_name
 
 async def test_a_step_behind_a_stream_has_the_time_of_all_its_runs() -> None:
     steps = Steps("{a: {model: stream, inputs: {x: X}}, b: {model: double, inputs: {x: a.Y}}}", ["b.Y"])
-    request = steps.request(X=[3]).extended(times := StepTimes())
+    request = steps.request(X=[3])
+    times = request.steps
+    assert times is not None
     async with aclosing(steps.engine.infer_stream(request, Deadline.after(5))) as responses:
         assert len([each async for each in responses]) == 4
     assert (times.calls, len({each.request_id for each in steps.models.requests})) == (4, 4)

@@ -11,7 +11,7 @@ from app.config.mismatch import PipelineMismatch
 from app.core.errors import ModelError
 from app.core.inference import Array, Deadline, InferenceRequest, Tensor
 from app.steps.plan import Source
-from app.steps.planner import Declaration, planned
+from app.steps.planner import Planner
 from app.steps.steps_engine import StepsEngine
 from app.steps.steps_spec import StepSpec
 from tests.toolkit.numpy_models import Arrays, FreeSlots, NumpyEngine, numpy_model
@@ -217,14 +217,13 @@ async def compare(graph: Graph, rng: random.Random) -> None:
     engine = NumpyEngine(BY_NAME, pause=lambda _: rng.choice([0, 0, 0.0005]))
     slots = FreeSlots()
     try:
-        config = planned("graph", Declaration(specs, sources), CONFIGS)
+        plan = Planner(specs, CONFIGS).planned("graph", dict.fromkeys(sources, ()))
     except PipelineMismatch as exc:
         if "can never hold" in exc.text:
             return
         raise
-    inputs = tuple(Tensor(each.name, "FP32", given[each.name]) for each in config.inputs)
-    plan = config.plan
-    request = InferenceRequest("graph", inputs).extended(plan)
+    inputs = tuple(Tensor(each.name, "FP32", given[each.name]) for each in plan.inputs)
+    request = plan.extended(InferenceRequest("graph", inputs))
     response = await StepsEngine(engine, slots.enter).infer(request, Deadline.after(10))
     interpreter = Interpreter(given)
     for name, step in graph.steps.items():
@@ -243,5 +242,5 @@ async def compare(graph: Graph, rng: random.Random) -> None:
     for name, array in answered.items():
         assert expected[name] is not None
         np.testing.assert_array_equal(array, expected[name])
-    optional = {name for name, each in zip(plan.outputs, config.outputs, strict=False) if each.optional}
+    optional = {name for name, each in zip(plan.answers, plan.outputs, strict=False) if each.optional}
     assert optional >= {name for name, array in expected.items() if array is None}

@@ -361,20 +361,21 @@ def early_exit_of(pipeline: Pipeline, error: errors.GatewayError, request_id: st
     model need not.
     """
     upstream, own_step = error.upstream, error.failed_step if pipeline.spec.steps else ""
+    if upstream is not None:
+        reason = pipeline.rules.reason_of_error(upstream, request_id)
+        if reason is not None:
+            return reason
+        message = pipeline.rules.bare(upstream.message, request_id)
+        if error.fault is not None:
+            explain(error, pipeline.graph)
+        elif error.code == "model_error" and error.hint is None:
+            name_failed_step(error, message, pipeline.graph)
+            if EARLY_EXIT.match(message):
+                error.hint = f"If this is an early exit, declare it under `early_exit` in gateway.yaml. {error.hint}"
+    if own_step and not error.detail.startswith(named := f"Step '{own_step}': "):
+        error.failed_step, error.detail = own_step, named + error.detail
     if upstream is None:
-        _name_step(error, own_step)
         raise error
-    reason = pipeline.rules.reason_of_error(upstream, request_id)
-    if reason is not None:
-        return reason
-    message = pipeline.rules.bare(upstream.message, request_id)
-    if error.fault is not None:
-        explain(error, pipeline.graph)
-    elif error.code == "model_error" and error.hint is None:
-        name_failed_step(error, message, pipeline.graph)
-        if EARLY_EXIT.match(message):
-            error.hint = f"If this is an early exit, declare it under `early_exit` in gateway.yaml. {error.hint}"
-    _name_step(error, own_step)
     same = (rule.reason for rule in pipeline.rules.rules if rule.error is not None and rule.error.message == message)
     if intended := next(same, None):
         error.hint = (
@@ -391,12 +392,6 @@ def early_exit_of(pipeline: Pipeline, error: errors.GatewayError, request_id: st
     raise shown from error
 
 
-def _name_step(error: errors.GatewayError, step: str) -> None:
-    """``step``: of the pipeline itself; empty if it has none."""
-    if step and not error.detail.startswith(named := f"Step '{step}': "):
-        error.failed_step, error.detail = step, named + error.detail
-
-
 def _refusal_of(
     pipeline: Pipeline, error: errors.GatewayError, upstream: errors.UpstreamError, message: str
 ) -> errors.GatewayError | None:
@@ -410,17 +405,17 @@ def _refusal_of(
             problems = [] if rule.field is None else [errors.FieldProblem(rule.field, problem)]
             return kind(rule.detail or detail, hint=_HINT, errors=problems)
     steps = pipeline.spec.rejects_input if upstream.grpc_code in ("INVALID_ARGUMENT", None) else ()
-    called = pipeline.spec.model_of(error.failed_step)
+    own_step = (pipeline.spec.steps or {}).get(error.failed_step)
+    called = (own_step and own_step.model) or pipeline.spec.model
     is_own = upstream.grpc_code is not None and called in steps
     if not is_own and not any(message.startswith(f"{step}: ") for step in steps):
         return None
-    step = called if pipeline.spec.steps else error.failed_step or called
-    own_name = error.failed_step if pipeline.spec.steps else ""
+    step = called if own_step else error.failed_step or called
     read = {
         edge.source.tensor.name
         for edge in pipeline.graph.edges
         if edge.source.step is None and edge.target.step is not None and edge.target.step.model == step
-        if own_name in ("", edge.target.step.name)
+        if own_step is None or edge.target.step.name == error.failed_step
     }
     fields = [f"'{field.name}'" for field in pipeline.inputs if field.tensor.name in read]
     reads = f" It reads {' and '.join(fields)}." if fields else ""

@@ -390,11 +390,6 @@ class PipelineSpec(Section):
         fields = {each: TensorSpec(each, _DATATYPES[of.type], (1,), of.may_be_left_out) for each, of in sent.items()}
         return Planner(self.steps, models, fields).planned(name, outputs, further)
 
-    def model_of(self, step: str) -> str:
-        """The model that a step calls; without steps that of the pipeline."""
-        found = (self.steps or {}).get(step)
-        return self.model if found is None or found.model is None else found.model
-
     def with_chat(self, chat: ChatSpec) -> Self:
         """The declaration with what was read for its chat. Needs ``openai``."""
         assert self.openai is not None

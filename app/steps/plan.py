@@ -11,13 +11,10 @@ import numpy as np
 
 from app.core.engine import PipelineLayer
 from app.core.inference import (
-    BYTES,
     Array,
     InferenceRequest,
-    Parameter,
     StepTimes,
     Tensor,
-    bytes_array,
 )
 from app.core.model import Capacity, ModelConfig, TensorSpec
 from app.steps.steps_spec import Condition, StepSpec
@@ -124,22 +121,15 @@ class PlannedTimes(StepTimes, eq=False, kw_only=True):
     plan: Plan
 
 
-def array_of(value: Parameter) -> Tensor:
-    """A field's value as a tensor of one element."""
-    if isinstance(value, str):
-        return Tensor("", BYTES, bytes_array([value.encode()], (1,)))
-    return Tensor("", "", np.asarray([value]))
-
-
-def _wanted(value: Any) -> Any:
+def encoded(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
 _COMPARISONS: Mapping[str, Callable[[Array, Any], Any]] = {
     "empty": lambda array, _: not array.size,
     "not_empty": lambda array, _: array.size,
-    "equals": lambda array, value: array == _wanted(value),
-    "is_in": lambda array, values: np.any([array == _wanted(value) for value in values], axis=0),
+    "equals": lambda array, value: array == encoded(value),
+    "is_in": lambda array, values: np.any([array == encoded(value) for value in values], axis=0),
     "below": lambda array, value: ~(array >= value),  # also NaN: one of `below` and `at_least` always holds
     "at_least": lambda array, value: array >= value,
 }

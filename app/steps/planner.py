@@ -63,14 +63,6 @@ class Planner:
             raise PipelineMismatch((), text, "unknown-tensor")
         return None
 
-    def give(self, source: str, wanted: TensorSpec) -> None:
-        """Notes that a step reads a tensor of the request. Raises PipelineMismatch if another step does otherwise."""
-        known = self.given.setdefault(source, replace(wanted, name=source))
-        if known.is_typed and wanted.is_typed:
-            self.check_fit(known, wanted)
-            sizes = tuple(max(a, b) for a, b in zip(known.dims, wanted.dims, strict=True))
-            self.given[source] = replace(known, dims=sizes, optional=known.optional and wanted.optional)
-
     @staticmethod
     def check_fit(source: TensorSpec, target: TensorSpec) -> None:
         if source.is_typed and target.is_typed:
@@ -90,10 +82,11 @@ class Planner:
         rows = replace(wanted, dims=(-1, *wanted.dims)) if each in names_of(given) else wanted
         for name in names_of(given):
             found = self.written(name)
-            if found is None:
-                self.give(name, rows)
-            else:
-                self.check_fit(found, rows)
+            known = found or self.given.setdefault(name, replace(rows, name=name))
+            self.check_fit(known, rows)
+            if found is None and known.is_typed and rows.is_typed:
+                sizes = tuple(map(max, known.dims, rows.dims))
+                self.given[name] = replace(known, dims=sizes, optional=known.optional and rows.optional)
         return Source(names_of(given), isinstance(given, ChosenSource) and given.race is not None)
 
     def streams_of(self, sources: Iterable[str]) -> frozenset[str]:

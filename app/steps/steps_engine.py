@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from app.core.inference import (
     bytes_array,
 )
 from app.core.model import TensorSpec
-from app.steps.plan import PENDING, SKIPPED, Plan, PlannedStep, PlannedTimes, Values, array_of
+from app.steps.plan import PENDING, SKIPPED, Plan, PlannedStep, PlannedTimes, Values, encoded
 
 READ_AHEAD = 8
 """Responses that may wait for their reader."""
@@ -67,8 +68,10 @@ class StepsEngine(Engine):
 
     def _run_of(self, request: InferenceRequest, times: PlannedTimes, deadline: Deadline) -> "_Run":
         plan = times.plan
-        values = plan.defaults | {name: array_of(value) for name, value in request.parameters.items()}
-        values |= {tensor.name: tensor for tensor in request.inputs}
+        values = plan.defaults | {tensor.name: tensor for tensor in request.inputs}
+        for name, value in request.parameters.items():
+            array = np.asarray([encoded(value)], object if isinstance(value, str) else None)
+            values[name] = Tensor(name, "", array)
         waiting = [step for step in plan.order if not step.streams]
         request = msgspec.structs.replace(request, inputs=(), extensions=())
         return _Run(self, plan, times, request, deadline, values, waiting)
@@ -217,8 +220,7 @@ class _Run:
         if timeout_s is not None:
             deadline = Deadline(min(deadline.expires_at, Deadline.after(timeout_s).expires_at))
         try:
-            call = self._relayed if step.config.decoupled else self._call if step.spec.each is None else self._call_rows
-            outputs = await call(step, deadline)
+            outputs = await (self._call if step.spec.each is None else self._call_rows)(step, deadline)
             outcome = "ok"
             return outputs
         except GatewayError as exc:
@@ -262,9 +264,10 @@ class _Run:
     async def _call(self, step: PlannedStep, deadline: Deadline, items: range = _ONE) -> Values:
         """One call of a step's model, in a slot of its own."""
         request = self._request_of(step, items)
+        infer = partial(self._relay, step) if step.config.decoupled else self.engine.engine.infer
         slot = None if self.has_slot else await self.engine.enter(step, deadline)
         try:
-            response = await self.engine.engine.infer(request, deadline)
+            response = await infer(request, deadline)
         except BaseException as exc:
             if slot is not None:
                 slot.leave(exc)
@@ -302,30 +305,24 @@ class _Run:
 
     # Streams
 
-    async def _relayed(self, step: PlannedStep, deadline: Deadline) -> Values:
-        """Reads a stream. For each response runs the steps behind it, and puts the answer."""
+    async def _relay(self, step: PlannedStep, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """Reads a stream. For each response runs the steps behind it, and puts the answer. At last there is nothing."""
         assert self.put is not None
         anew = {name for names in self.plan.of_stream.values() for name in names}
         # The outputs that are the same for all responses are put once.
         lasting = {name for name, source in self.plan.answers.items() if anew.isdisjoint(source.names)}
-        request, slot = self._request_of(step, _ONE), await self.engine.enter(step, deadline)
-        try:
-            async with aclosing(self.engine.engine.infer_stream(request, deadline)) as responses:
-                async for response in responses:
-                    if not response.outputs:
-                        continue
-                    self.streams[step.name] = True
-                    answer = await self._behind(step, _written(step, response, _ONE)).answer()
-                    self.written |= answer.outputs.keys() & lasting
-                    await self.put(msgspec.structs.replace(response, outputs=answer.outputs, is_final=False))
-                    if answer.early_exit is not None:
-                        self.exit = answer.early_exit
-                        break
-        except BaseException as exc:
-            slot.leave(exc)
-            raise
-        slot.leave()
-        return {}
+        async with aclosing(self.engine.engine.infer_stream(request, deadline)) as responses:
+            async for response in responses:
+                if not response.outputs:
+                    continue
+                self.streams[step.name] = True
+                answer = await self._behind(step, _written(step, response, _ONE)).answer()
+                self.written |= answer.outputs.keys() & lasting
+                await self.put(msgspec.structs.replace(response, outputs=answer.outputs, is_final=False))
+                if answer.early_exit is not None:
+                    self.exit = answer.early_exit
+                    break
+        return InferenceResponse({})
 
     def _behind(self, step: PlannedStep, outputs: Values) -> "_Run":
         """The run of what is behind one response. What only other streams write is not part of it."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Optional
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from app.config.document import JsonValue, Seconds, Section
 
@@ -13,13 +13,7 @@ Reason = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Several = Annotated[list[Annotated[str, Field(pattern="^[^=]")]], Field(min_length=2, max_length=16)]
 
 
-def _with_tensor(values: list[JsonValue]) -> list[JsonValue]:
-    if not isinstance(values[0], str):
-        raise ValueError("needs the name of a tensor or a field first, then the value to compare with")
-    return values
-
-
-Comparison = Annotated[list[JsonValue], Field(min_length=2, max_length=2), AfterValidator(_with_tensor)]
+Comparison = Annotated[list[JsonValue], Field(min_length=2, max_length=2)]
 """The name of a tensor or a field, and the value to compare with."""
 
 
@@ -91,7 +85,10 @@ class Condition(Section):
         key, given = self.only
         if key in ("any", "all") and given.only[0] not in ("equals", "is_in", "below", "at_least"):
             yield "has any or all, which only equals, in, below and at_least can have"
-        value: Any = given[1] if key in ("equals", "is_in", "below", "at_least") else None
+        value: Any
+        name, value = given if key in ("equals", "is_in", "below", "at_least") else ("", None)
+        if not isinstance(name, str):
+            yield f"has {key.removeprefix('is_')}, which needs the name of a tensor or a field first, then the value"
         if key in ("below", "at_least") and (isinstance(value, bool) or not isinstance(value, int | float)):
             yield f"has {key} with a value that is not a number"
         if key == "is_in" and not (isinstance(value, list) and value):

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import coalescing, entered, sessions, steps, streams, under_load, workers
-from benchmarks.attacks import bodies, connections, stalls
+from benchmarks.attacks import bodies, connections
 from benchmarks.figure import Figure
 from benchmarks.micro import run as micro
 from benchmarks.peers import run as peers
@@ -38,7 +38,6 @@ BENCHMARKS = {
     "entered": Benchmark(entered.run, 5),
     "bodies": Benchmark(bodies.run, 3),
     "connections": Benchmark(connections.run, 1),
-    "stalls": Benchmark(stalls.run, 5),
 }
 STANDARD = ("micro", "peers")
 """The benchmarks that run without arguments. They take about ten minutes on two cores."""

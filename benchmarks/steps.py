@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.compare import P50, Comparison, Goal, Sample, Workload, ratio
 from benchmarks.load.orders import HttpAsk
 from benchmarks.servers import HERE, MIB, Start, running_gateway
+from tests.toolkit.broken_repositories import Repository, parameter
 
 ENSEMBLE, SCRIPT, STEPS = "ensemble", "BLS script", "steps"
 SMALL, MEDIUM, LARGE = "16 bytes", "1 MiB", "16 MiB"
@@ -16,36 +17,32 @@ SIZES = {SMALL: 16, MEDIUM: MIB, LARGE: 16 * MIB}
 LENGTHS = (2, 3)
 CHAINS = {f"{length} models, {title}": (length, size) for length in LENGTHS for title, size in SIZES.items()}
 CROPS = {f"{count} crops": count for count in (0, 1, 8, 64)}
-MODEL = 'name: "{}" {} max_batch_size: {}'
-TENSOR = '{}put {{ name: "{}" data_type: TYPE_{} dims: {} }}'
-PYTHON = 'backend: "python" instance_group {{ kind: KIND_CPU count: {} }}'
-CALLS = 'parameters {{ key: "bls_calls" value {{ string_value: "{}" }} }}'
-STEP = (
-    '{{ model_name: "{}" model_version: -1 input_map {{ key: "INPUT" value: "{}" }} '
-    'output_map {{ key: "{}" value: "{}" }} }}'
-)
+ONE, TWO = (f"instance_group {{ kind: KIND_CPU count: {count} }}" for count in (1, 2))
 BATCHES = "dynamic_batching { }"
-GIVEN, FIRST = ("in", "INPUT", "UINT8", [-1]), ("out", "FIRST", "UINT8", [1])
-COUNT, CROP = ("in", "COUNT", "INT32", [1]), ("UINT8", [3, 64, 64])
+GIVEN, FIRST, CROP = "INPUT:UINT8", "FIRST:UINT8:1", "UINT8:{}3,64,64"
 
 
 def repository(folder: Path) -> Path:
     """Scripts have two instances and batches, as those of the reference pipelines have."""
+    models = Repository(folder)
     for size in SIZES.values():
         for place in range(max(LENGTHS)):
-            tensors = GIVEN, FIRST, ("out", "OUTPUT", "UINT8", [size])
-            _write(folder, f"pass_{size}_{place}", "bench_pass", [PYTHON.format(1)], 8, *tensors)
+            outputs = f"{FIRST} OUTPUT:UINT8:{size}"
+            models.model(f"pass_{size}_{place}", GIVEN, outputs, ONE, batch=8, script=_script("bench_pass"))
         for length in LENGTHS:
-            models = _models(length, size)
-            _write(folder, f"ensemble_{length}_{size}", "", [_scheduling(models)], 8, GIVEN, FIRST)
-            head = [PYTHON.format(2), BATCHES, CALLS.format(", ".join(models))]
-            _write(folder, f"script_{length}_{size}", "bench_script", head, 8, GIVEN, FIRST)
-    crops, labels = ("out", "CROPS", CROP[0], [-1, *CROP[1]]), ("out", "LABELS", "INT32", [-1, 1])
-    _write(folder, "detect", "bench_detect", [PYTHON.format(1)], 0, COUNT, crops)
-    crop, label = ("in", "CROP", *CROP), ("out", "LABEL", "INT32", [1])
-    _write(folder, "classify", "bench_classify", [PYTHON.format(1), BATCHES], 16, crop, label)
-    head = [PYTHON.format(2), CALLS.format("detect, classify")]
-    _write(folder, "products", "bench_products", head, 0, COUNT, labels)
+            called = _models(length, size)
+            names = ["INPUT", *called[:-1], "FIRST"]
+            outputs = [*["OUTPUT"] * (length - 1), "FIRST"]
+            steps = map("{} INPUT={} > {}={}".format, called, names, outputs, names[1:])
+            models.ensemble(f"ensemble_{length}_{size}", GIVEN, FIRST, *steps, batch=8)
+            rest, script = f"{TWO} {BATCHES} {parameter('bls_calls', ', '.join(called))}", _script("bench_script")
+            models.model(f"script_{length}_{size}", GIVEN, FIRST, rest, batch=8, script=script)
+    crops, labels = f"CROPS:{CROP.format('-1,')}", "LABELS:INT32:-1,1"
+    models.model("detect", "COUNT:INT32:1", crops, ONE, script=_script("bench_detect"))
+    crop = f"CROP:{CROP.format('')}"
+    models.model("classify", crop, "LABEL:INT32:1", f"{ONE} {BATCHES}", batch=16, script=_script("bench_classify"))
+    rest = f"{TWO} {parameter('bls_calls', 'detect, classify')}"
+    models.model("products", "COUNT:INT32:1", labels, rest, script=_script("bench_products"))
     return folder
 
 
@@ -53,19 +50,8 @@ def _models(length: int, size: int) -> list[str]:
     return [f"pass_{size}_{place}" for place in range(length)]
 
 
-def _write(folder: Path, name: str, code: str, head: list[str], batch: int, *tensors: tuple[object, ...]) -> None:
-    (folder / name / "1").mkdir(parents=True)
-    config = [MODEL.format(name, " ".join(head), batch), *(TENSOR.format(*each) for each in tensors)]
-    (folder / name / "config.pbtxt").write_text("\n".join(config))
-    if code:
-        (folder / name / "1" / "model.py").symlink_to(HERE / "models" / code / "1" / "model.py")
-
-
-def _scheduling(models: list[str]) -> str:
-    names = ["INPUT", *models[:-1], "FIRST"]
-    outputs = [*["OUTPUT"] * (len(models) - 1), "FIRST"]
-    steps = map(STEP.format, models, names, outputs, names[1:])
-    return f'platform: "ensemble" ensemble_scheduling {{ step [ {", ".join(steps)} ] }}'
+def _script(name: str) -> str:
+    return (HERE / "models" / name / "1" / "model.py").read_text()
 
 
 def pipelines(kind: str) -> str:

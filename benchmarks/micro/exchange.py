@@ -42,32 +42,27 @@ class Exchange:
             self.answer += message["body"]
 
 
-JSON = ((b"content-type", b"application/json"),)
-Headers = Sequence[tuple[bytes, bytes]]
-
-
-async def request(
-    app: ASGIApp, path: str, body: bytes, *, headers: Headers = JSON, query: bytes = b"", method: str = "POST"
-) -> Exchange:
-    """Sends a request, by default with a JSON body, and returns the complete exchange."""
+async def request(app: ASGIApp, path: str, body: bytes) -> Exchange:
+    """Sends a POST with a JSON body, and returns the complete exchange."""
     exchange = Exchange(body)
-    usual = [
+    headers = [
         (b"host", b"127.0.0.1:8080"),
         (b"user-agent", b"benchmark"),
         (b"accept", b"*/*"),
         (b"content-length", b"%d" % len(body)),
+        (b"content-type", b"application/json"),
     ]
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": method,
+        "method": "POST",
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": query,
+        "query_string": b"",
         "root_path": "",
-        "headers": [*usual, *headers],
+        "headers": headers,
         "client": ("127.0.0.1", 50000),
         "server": ("127.0.0.1", 8080),
         "state": {"connection": Connection(exchange)},

@@ -50,7 +50,6 @@ GATEWAY, GATEWAY_2, GATEWAY_V2 = "this gateway", "this gateway, 2 workers", "thi
 GATEWAY_WIRE = "this gateway, without shared memory"
 PLAIN, KSERVE, TRITON = "plain FastAPI", "KServe transformer", "Triton's HTTP endpoint"
 BARE, BARE_SHARED = "bare grpc.aio client", "bare grpc.aio client, tensor in shared memory"
-RECEIVED = "body received, nothing else"
 LARGE_BODIES = {"max_body_bytes": str(32 * 2**20)}
 BYTES = "application/octet-stream"
 SSE = {"event": b"event: output", "end": b"event: done"}
@@ -180,16 +179,6 @@ def kserve_transformer(triton: Triton, folder: Path) -> AbstractAsyncContextMana
     return running_server(KSERVE, command, "/v2/models/bench_identity/ready", kserve_asks(), folder)
 
 
-def receiving(_triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
-    """Another lower bound for a binary body: a server without an application, which only receives the body."""
-
-    def command(port: int) -> list[str]:
-        return [sys.executable, "-m", "benchmarks.peers.receiving_app", str(port)]
-
-    asks = {name: HttpAsk("/", file, BYTES) for name, file in BINARY.items()}
-    return running_server(RECEIVED, command, "/", asks, folder)
-
-
 @asynccontextmanager
 async def bare_shared_memory(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
     """The lower bound for a binary body: its tensor is in Triton's shared memory before the call.
@@ -230,7 +219,6 @@ PEERS: dict[str, Start] = {
     TRITON: partial(direct_client, TRITON, "http", asks=triton_asks()),
     BARE: partial(direct_client, BARE, "grpc", asks=grpc_asks()),
     BARE_SHARED: bare_shared_memory,
-    RECEIVED: receiving,
 }
 """In the order of tables and charts."""
 STREAMING = (GATEWAY, PLAIN, BARE)

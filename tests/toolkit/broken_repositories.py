@@ -117,7 +117,7 @@ def _missing_script(repository: Repository) -> None:
     (repository.path / "broken" / "1" / "model.py").unlink()
 
 
-def _parameter(key: str, value: str) -> str:
+def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
@@ -162,7 +162,7 @@ def engine(name: str, *, accumulate_tokens: str = "", decoupled: bool = True) ->
     inputs += [f"{each}:{FLAG}" for each in flags]
     rest = DECOUPLED if decoupled else ""
     if accumulate_tokens:
-        rest += f" {_parameter('accumulate_tokens', accumulate_tokens)}"
+        rest += f" {parameter('accumulate_tokens', accumulate_tokens)}"
     outputs = "text_output:STRING num_input_tokens:INT32:1 num_output_tokens:INT32:1"
     return lambda repository: repository.model(name, " ".join(inputs), outputs, rest, batch=4)
 
@@ -225,12 +225,10 @@ REFUSED = {
 }
 TALK = "pipelines: {talk: {model: broken, session: %s}}\n"
 LOADED: dict[str, tuple[Build, str]] = {
-    "overwritten-value": (_model("broken", "X", "Y", "\n".join(_parameter("limit", each) for each in "12")), ""),
+    "overwritten-value": (_model("broken", "X", "Y", "\n".join(parameter("limit", each) for each in "12")), ""),
     "excessive-size": (_model("broken", "X:FP32:9223372036854775807,-1", "Y"), ""),
     "omitted-input": (
-        _all(
-            _model("shy", "X", "Y", _parameter("may_omit", "Y")), _steps("X", "Y", "shy X=X > Y=t", "ident X=t > Y=Y")
-        ),
+        _all(_model("shy", "X", "Y", parameter("may_omit", "Y")), _steps("X", "Y", "shy X=X > Y=t", "ident X=t > Y=Y")),
         "",
     ),
     "bls-cycle": (_model("broken", "X", "Y", script=SCRIPT + AGAIN), ""),
@@ -246,7 +244,7 @@ LOADED: dict[str, tuple[Build, str]] = {
     "gateway-yaml": (ENSEMBLE, "pipelines:\n  broken:\n    model: broken\n    outputs: {answer: {tensor: YY}}\n"),
     "router-needed": (
         _all(
-            _model("head", "X", "Y", _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")),
+            _model("head", "X", "Y", parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")),
             _steps("X", "Y Z", "ident X=X > Y=features", "head X=features > Y=Y", "ident X=features > Y=Z"),
         ),
         "",

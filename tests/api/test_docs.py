@@ -358,7 +358,9 @@ def test_a_graph_has_the_conditions_and_exits_of_steps_and_an_edge_from_each_alt
     declared = {"steps": yaml.safe_load(STEPS), "outputs": outputs, "parameters": {"mode": {"type": "string"}}}
     spec = GatewaySpec.model_validate({"pipelines": {"p": declared}}).pipelines["p"]
     models = {each.name: each for each in (FIRST, SECOND, CHILD)}
-    graph = graph_described(Pipeline("p", spec, spec.config_of("p", models), models, CompileContext()))
+    found = Pipeline("p", spec, spec.config_of("p", models), models, CompileContext())
+    graph = graph_described(found)
+    assert [*found.rules.reasons] == ["nothing", "unwanted"]
     keys = {
         each["name"]: {key: each[key] for key in ("when", "after", "optional") if key in each}
         for each in graph["steps"]

@@ -93,19 +93,6 @@ def test_errors_are_readable(app: Tab) -> None:
     assert (unknown["status"], unknown["code"]) == (404, "unknown_pipeline")
 
 
-def test_a_stopped_stream_is_cancelled_in_the_model(app: Tab, tmp_path: Path) -> None:
-    notice = tmp_path / "notice"
-    assert app.call("read", script(outputs=1000, notice=str(notice)), "3") == ["output"] * 3 + ["AbortError"]
-    eventually(lambda: notice.exists() and bool(notice.read_text()))
-
-
-def test_a_stream_is_resumed_after_a_reload(app: Tab) -> None:
-    assert app.call("start", script(outputs=20)) == [[number, "output"] for number in (1, 2, 3)]
-    app.reload()
-    rest = app.call("() => resume()")
-    assert rest == [[number, "output"] for number in range(4, 21)] + [[21, "done"]]
-
-
 def test_headers_of_libraries_are_allowed(app: Tab) -> None:
     """The browser itself refuses another header."""
     names = ["User-Agent", "baggage", "sentry-trace", "tracestate", "Idempotency-Key"]

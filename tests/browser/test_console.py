@@ -166,17 +166,6 @@ def test_a_lost_network_causes_no_gap_and_no_duplicate(console: Console, gateway
     assert gateway.metric("requests_total", pipeline="scripted_patient", transport="stream") == started + 1
 
 
-def test_a_lost_connection_resumes_where_it_stopped(console: Console) -> None:
-    page = console("scripted_kept")  # the gateway keeps its streams for longer than the two seconds of the disconnect
-    expected = streamed(page, 300)  # 9 s: a slow browser still finds the buttons, which go with the end of the stream
-    page.wait_for_outputs(10)
-    page.click(".try summary")
-    page.click("#drop")
-    page.wait_for_state("lost")
-    page.wait_for_state("done")
-    assert page.written == expected
-
-
 @pytest.mark.parametrize(
     ("pipeline", "field", "value", "code"),
     [

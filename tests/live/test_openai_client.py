@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -108,18 +107,6 @@ def test_the_client_raises_an_error_of_a_stream(sdk: OpenAI) -> None:
         )
     assert caught.value.code == "model_error"
     assert type(caught.value) is openai.APIError
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_stop_ends_the_text(sdk: OpenAI, client: httpx.Client, stream: bool) -> None:
-    sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
-    body = {"prompt": PROMPT, **sampling, "max_tokens": 40}
-    full = client.post("/v1/pipelines/write", json=body).raise_for_status().json()["text"]
-    stop = full[21:27]
-    answer = sdk.completions.create(model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **sampling)
-    chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
-    assert text_of(chunks) == full[: full.index(stop)]
-    assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 def test_the_client_does_not_retry_a_model_error(gateway: GatewayProcess) -> None:

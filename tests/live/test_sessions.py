@@ -448,18 +448,6 @@ def test_only_the_key_that_opened_a_session_can_use_it(triton: EmbeddedTriton, t
         assert client.delete(url, headers=bearer("alice")).status_code == 204
 
 
-async def test_a_removed_key_ends_its_websocket(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    keys, alice = write_keys(tmp_path / "keys.yaml", entry("alice"), entry("bob")), bearer("alice")
-    with configured_gateway(triton, tmp_path, PIPELINES, api_keys_file=str(keys)) as gateway:
-        async with opened(gateway, "int64_oldest", additional_headers=alice) as client:
-            await step(client, 1, 1)
-            write_keys(keys, entry("bob"))
-            await until(lambda: httpx.get(f"{gateway.url}/v1/pipelines", headers=alice).status_code == 401)
-            await client.send(json.dumps(body_of(1)))
-            ((name, problem),) = await events_of(client, 2)
-            assert (name, problem["code"]) == ("error", "unauthenticated")
-
-
 async def test_several_workers_have_sessions_over_websockets_only(triton: EmbeddedTriton, tmp_path: Path) -> None:
     with configured_gateway(triton, tmp_path, PIPELINES, workers="2") as gateway:
         await asyncio.to_thread(check_http_is_refused, gateway)

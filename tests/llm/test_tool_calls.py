@@ -281,23 +281,6 @@ def test_reasoning_is_told_from_the_text(reasoning: Any, prompt: str, text: str,
         assert parts_of(made, pieces) == parts
 
 
-class TestGuided:
-    def test_a_list_of_calls(self) -> None:
-        calls = [{"name": "weather", "parameters": CALL[1]}, {"name": "time", "parameters": {}}]
-        text = json.dumps(calls)
-        for pieces in ([text], text):
-            assert calls_in(parts_of(GuidedParser(TOOLS, is_named=False), pieces)) == [CALL, TIME]
-
-    def test_the_arguments_of_one(self) -> None:
-        for pieces in ([f" {JSON}"], f" {JSON}"):
-            parts = parts_of(GuidedParser({"weather": {}}, is_named=True), pieces)
-            assert parts == [Part("call", "weather"), Part("arguments", JSON)]
-
-    @pytest.mark.parametrize("is_named", [True, False])
-    def test_another_text_is_kept(self, is_named: bool) -> None:
-        assert parts_of(GuidedParser(TOOLS, is_named=is_named), ["No. {}"]) == [Part("text", "No. {}")]
-
-
 HOSTILE: dict[str, Callable[[int], str]] = {
     "braces": lambda n: '{"' * (n // 2),
     "objects": lambda n: '{"a":{}' * (n // 7),

@@ -150,7 +150,7 @@ class TestGoodEndings:
             (3, "done", {"reason": "complete", "early_exit": None, "outputs": 2, "request_id": "rid"}),
         ]
         assert life.stream.outcome is Outcome.OK
-        assert life.abandoned == 0
+        assert life.stream.abandonments == 0
         assert life.engine.closed == 1
 
     async def test_buffered_values_are_sent_before_the_end(self) -> None:
@@ -173,13 +173,13 @@ class TestGoodEndings:
     async def test_a_complete_answer_cancels_a_running_model(self) -> None:
         life = live(token(1), token(2), token(3), FINAL, answer=FakeAnswer(enough_at=2))
         assert await life.ending() == "complete"
-        assert (life.outputs, life.abandoned, life.engine.closed) == (2, 1, 1)
+        assert (life.stream.seen_outputs, life.stream.abandonments, life.engine.closed) == (2, 1, 1)
 
     async def test_a_complete_answer_does_not_cancel_a_finished_model(self) -> None:
         last = response(tensor("T", "INT32", [2]), is_final=True)
         life = live(token(1), last, answer=FakeAnswer(enough_at=2))
         assert await life.ending() == "complete"
-        assert (life.outputs, life.abandoned) == (2, 0)
+        assert (life.stream.seen_outputs, life.stream.abandonments) == (2, 0)
 
     async def test_numpy_arrays_and_nan_are_encoded(self) -> None:
         nan = response(tensor("T", "FP32", [np.nan, 1.5]), is_final=False)
@@ -212,7 +212,7 @@ class TestBadEndings:
         assert await life.ending() == error.code
         assert life.stream.error is error
         assert life.stream.outcome is error.outcome
-        assert (life.outputs, life.abandoned) == (len(before), abandoned)
+        assert (life.stream.seen_outputs, life.stream.abandonments) == (len(before), abandoned)
 
     async def test_the_memory_of_the_last_response_is_freed(self) -> None:
         large = tensor("T", "FP32", [0.0])
@@ -227,13 +227,13 @@ class TestBadEndings:
     async def test_a_contract_violation_cancels_the_model(self) -> None:
         life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ContractViolation("grew", tensor="T")))
         assert await life.ending() == "contract_violation"
-        assert life.abandoned == 1
+        assert life.stream.abandonments == 1
         assert life.engine.closed == 1
 
     async def test_an_unexpected_exception_is_internal(self, caplog: pytest.LogCaptureFixture) -> None:
         life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ZeroDivisionError()))
         assert await life.ending() == "internal"
-        assert life.abandoned == 1
+        assert life.stream.abandonments == 1
         assert "a stream failed" in caplog.text
 
     async def test_a_value_that_cannot_be_encoded_is_internal(self) -> None:
@@ -249,12 +249,12 @@ class TestEnd:
         """While the model runs, while the log is full, and before the first step."""
         running, full, starting = live(token(1), 3600.0), slowly_read(), live(token(1), FINAL)
         starting.stream.end(cause)
-        for life, is_there in ((running, lambda: running.outputs), (full, lambda: full.log.is_full)):
+        for life, is_there in ((running, lambda: running.stream.seen_outputs), (full, lambda: full.log.is_full)):
             await until(is_there)
             life.stream.end(cause)
             assert await life.ending() == cause.code
             assert life.stream.error is cause
-            assert (life.abandoned, life.engine.closed) == (1, 1)
+            assert (life.stream.abandonments, life.engine.closed) == (1, 1)
         assert await starting.ending() == cause.code
         assert starting.engine.requests == []
 
@@ -315,12 +315,12 @@ async def test_a_model_may_be_silent_for_a_limited_time(
     """Before the first output, and between two outputs."""
     life = live(*answers, first_s=first_s, progress_s=progress_s)
     reason = await life.ending()
-    assert life.outputs == outputs
+    assert life.stream.seen_outputs == outputs
     if life.stream.error is None:
         assert reason == ending
     else:
         assert (reason, life.stream.error.detail) == ("deadline_exceeded", ending)
-        assert (life.abandoned, life.engine.closed) == (1, 1)
+        assert (life.stream.abandonments, life.engine.closed) == (1, 1)
 
 
 class TestASlowReader:
@@ -331,7 +331,7 @@ class TestASlowReader:
         events: list[Event] = []
         while not (events and events[-1].is_terminal):
             await until(lambda: life.log.is_full or life.stream.outcome)
-            assert life.outputs - len(events) <= 3
+            assert life.stream.seen_outputs - len(events) <= 3
             events += await life.log.read(len(events))
         assert [event.id for event in events] == list(range(1, 12))
         assert life.stream.outcome is Outcome.OK
@@ -374,7 +374,7 @@ class TestASlowReader:
     async def test_the_deadline_interrupts_the_wait(self) -> None:
         life = slowly_read(deadline=Deadline.after(0.05))
         assert await life.ending() == "deadline_exceeded"
-        assert life.abandoned == 1
+        assert life.stream.abandonments == 1
 
 
 async def test_own_time_does_not_include_the_time_of_triton() -> None:

@@ -74,14 +74,6 @@ class Life:
     def log(self) -> EventLog:
         return self.stream.log
 
-    @property
-    def outputs(self) -> int:
-        return self.stream.seen_outputs
-
-    @property
-    def abandoned(self) -> int:
-        return self.stream.abandonments
-
     async def events(self) -> list[tuple[int, str, Any]]:
         """Waits for the end of the stream and returns all events."""
         await self.stream.ended()
@@ -96,25 +88,15 @@ class Life:
         assert [name for _, name, _ in events[:-1]] == ["output"] * (len(events) - 1)
         _, name, data = events[-1]
         assert name in {"done", "error"}
-        assert self.outputs == len(events) - 1
+        assert self.stream.seen_outputs == len(events) - 1
         return str(data["reason"] if name == "done" else data["code"])
 
 
-def live(
-    *answers: Answer,
-    answer: FakeAnswer | None = None,
-    progress_s: float = 20,
-    first_s: float | None = None,
-    log: EventLog | None = None,
-    deadline: Deadline | None = None,
-    lag_s: float = 60,
-) -> Life:
-    """Starts a stream over an engine with these answers."""
+def live(*answers: Answer, answer: FakeAnswer | None = None, log: EventLog | None = None, **options: Any) -> Life:
+    """Starts a stream over an engine with these answers. ``options``: of ``stream_of``."""
     engine = FakeEngine(answers=list(answers))
     responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
-    stream = stream_of(
-        responses, answer or FakeAnswer(), log or ReplayLog(), progress_s, deadline, first_s=first_s, lag_s=lag_s
-    )
+    stream = stream_of(responses, answer or FakeAnswer(), log or ReplayLog(), **options)
     stream.start()
     return Life(stream, engine)
 

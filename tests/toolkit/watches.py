@@ -1,7 +1,7 @@
 """A scripted Triton with the watch of its health, and ways to wait."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -148,9 +148,3 @@ async def running(watch: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.wait({task})
         if not task.cancelled():
             task.result()
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not holds():
-            await asyncio.sleep(0.002)

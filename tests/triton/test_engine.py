@@ -30,7 +30,7 @@ from app.triton.connect import MAX_MESSAGE_BYTES, Kind, open_transport
 from app.triton.health.health import TritonHealth
 from app.triton.triton_engine import TritonEngine, WatchedCall
 from tests.toolkit.triton import FakeTriton, Streamed, answering, piece, serving
-from tests.toolkit.watches import eventually
+from tests.toolkit.waiting import until
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
 TRACE = TraceContext("a" * 32, "b" * 16, 1, "a=1")
@@ -142,7 +142,7 @@ class TestUnary(Started):
     async def test_a_cancelled_task_cancels_the_call(self) -> None:
         self.triton.unary = hang
         work = asyncio.create_task(self.engine.infer(REQUEST, Deadline.after(LONG_S)))
-        await eventually(lambda: bool(self.triton.requests))
+        await until(lambda: bool(self.triton.requests))
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

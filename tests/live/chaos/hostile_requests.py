@@ -5,7 +5,6 @@ The same seed and index always generate the same request.
 """
 
 import copy
-import gzip
 import json
 import random
 import struct
@@ -316,23 +315,6 @@ def raw(choose: random.Random) -> Request:
     return Request("raw", f"/v1/pipelines/{name}{query}", body, media_type)
 
 
-def compressed(choose: random.Random) -> Request:
-    """Compression bombs with a factor of 1,000, truncated and nested data, and text that is not compressed."""
-    inner = choose.choice(
-        [
-            next(body for kind, _, body in ROWS if kind == "infer").encode(),
-            b" " * 200_000,
-            b"[" * 100_000,
-            b'{"inputs":[]}',
-        ]
-    )
-    body = gzip.compress(inner, mtime=0)
-    body = choose.choice([body, body[:-4], gzip.compress(body, mtime=0), body + b"x", inner[:2000]])
-    path = choose.choice(["/v2/models/typed_echo/infer", "/v1/pipelines/scripted", "/v1/completions"])
-    encoding = choose.choice(["gzip", "deflate", "GZIP", "gzip, deflate", "x-gzip"])
-    return Request("compressed", path, body, headers=[("Content-Encoding", encoding)])
-
-
 def hostile_address(choose: random.Random) -> Request:
     """Names, versions, methods and paths that do not exist."""
     name, version = choose.choice(NAMES), choose.choice(VERSIONS)
@@ -395,7 +377,7 @@ def hostile_framing(choose: random.Random) -> Hostile:
 
 DIALECTS: list[Callable[[random.Random], Request]] = [
     *[json_body] * 9,
-    *(infer_binary, form, raw, compressed, hostile_address),
+    *(infer_binary, form, raw, hostile_address),
 ]
 FRAMING = 0.06
 

@@ -19,7 +19,8 @@ from app.triton.health.health import FAILURES, ModelFault
 from app.triton.triton_engine import TritonEngine
 from tests.grpc import test_client as h2
 from tests.toolkit.triton import FakeTriton, piece
-from tests.toolkit.watches import Watched, eventually, watched_triton
+from tests.toolkit.waiting import until
+from tests.toolkit.watches import Watched, watched_triton
 
 GOOD = grpc.StatusCode.OK
 
@@ -164,10 +165,10 @@ class TestBreaker:
             assert isinstance(await triton.call("m", 0.05), UpstreamUnavailable)
             before = len(triton.server.requests)
             async with triton.watching("m"):
-                await eventually(lambda: len(triton.server.requests) > before + 1)
+                await until(lambda: len(triton.server.requests) > before + 1)
                 assert isinstance(await triton.call("m"), UpstreamUnavailable)
                 triton.server.is_silent = False
-                await eventually(lambda: not triton.health.faults)
+                await until(lambda: not triton.health.faults)
             assert (await triton.call("m"), triton.changes) == (None, [OPENED, CLOSED])
 
     @pytest.mark.parametrize("samples", [(), ("m",)], ids=["without a sample", "with a sample"])
@@ -182,5 +183,5 @@ class TestBreaker:
                 await asyncio.sleep(0.1)
                 assert triton.changes == [OPENED]
                 triton.server.ready["m"] = "READY"
-                await eventually(lambda: not triton.health.faults)
+                await until(lambda: not triton.health.faults)
             assert len(triton.server.requests) == FAILURES

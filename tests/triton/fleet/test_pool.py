@@ -12,7 +12,8 @@ from app.triton.fleet import pool as module
 from app.triton.fleet.balancer import Balancer, TritonServer
 from app.triton.fleet.pool import ENOUGH, ServerPool, eject_slow, resolve
 from tests.toolkit.engine import FakeEngine
-from tests.toolkit.watches import Samples, eventually, running
+from tests.toolkit.waiting import until
+from tests.toolkit.watches import Samples, running
 from tests.triton.fleet.test_balancer import ANSWER, balanced, working
 
 
@@ -78,12 +79,12 @@ async def test_addresses_join_at_once_and_leave_when_idle(addresses: Addresses) 
     first.in_flight = 1
     async with running(pool.run()):
         addresses.hosts = ["10.0.0.2", "10.0.0.3"]
-        await eventually(lambda: len(balancer.servers) == 3)
-        await eventually(lambda: states(balancer)["10.0.0.3:8001"] == "up")
+        await until(lambda: len(balancer.servers) == 3)
+        await until(lambda: states(balancer)["10.0.0.3:8001"] == "up")
         assert states(balancer)["10.0.0.1:8001"] == "leaving"
         assert balancer.servers[2].joined_at > 0  # its traffic grows slowly
         first.in_flight = 0
-        await eventually(lambda: addresses.closed == ["10.0.0.1:8001"])
+        await until(lambda: addresses.closed == ["10.0.0.1:8001"])
     await pool.close()
     assert sorted(addresses.closed) == ["10.0.0.1:8001", "10.0.0.2:8001", "10.0.0.3:8001"]
 
@@ -116,7 +117,7 @@ async def test_a_name_may_become_known_later(addresses: Addresses) -> None:
     assert (states(balancer), await balancer.is_live()) == ({}, False)
     async with running(pool.run()):
         addresses.hosts = ["10.0.0.1"]
-        await eventually(lambda: states(balancer) == {"10.0.0.1:8001": "up"})
+        await until(lambda: states(balancer) == {"10.0.0.1:8001": "up"})
 
 
 async def test_several_addresses_are_not_resolved(addresses: Addresses) -> None:
@@ -169,9 +170,9 @@ async def test_a_down_server_returns_when_it_is_live(caplog: pytest.LogCaptureFi
             balancer.servers[0].in_flight = 1
         else:
             balancer.suspected.set()
-        await eventually(lambda: not balancer.servers[0].is_up)
+        await until(lambda: not balancer.servers[0].is_up)
         engines[0].is_up = True
-        await eventually(lambda: balancer.servers[0].is_up)
+        await until(lambda: balancer.servers[0].is_up)
     assert seen.ejections == [("triton-0:1", "down")]
     assert caplog.text.count("Triton at triton-0:1 is not used: it is down") == 1
     assert balancer.servers[0].joined_at > 0
@@ -185,12 +186,12 @@ async def test_a_slow_server_is_ejected_and_returns() -> None:
     measured(balancer.servers[2], 0.02)
     engines[0].answers = [1.0, ANSWER]
     async with watched(balancer, "m"):
-        await eventually(lambda: balancer.states()["triton-0:1"] == "slow")
+        await until(lambda: balancer.states()["triton-0:1"] == "slow")
         await balancer.infer(InferenceRequest("m", ()), Deadline.after(1))
-        await eventually(lambda: len(engines[0].requests) > 0)  # the probe is slow too
+        await until(lambda: len(engines[0].requests) > 0)  # the probe is slow too
         assert balancer.states()["triton-0:1"] == "slow"
         engines[0].answers = [ANSWER]
-        await eventually(lambda: balancer.states()["triton-0:1"] == "up")
+        await until(lambda: balancer.states()["triton-0:1"] == "up")
     assert seen.ejections == [("triton-0:1", "slow")]
 
 
@@ -199,7 +200,7 @@ async def test_at_most_half_of_the_servers_are_ejected() -> None:
     measured(balancer.servers[0], 0.5)
     measured(balancer.servers[1], 0.02)
     async with watched(balancer):
-        await eventually(lambda: seen.ejections == [("triton-0:1", "slow")])
+        await until(lambda: seen.ejections == [("triton-0:1", "slow")])
         measured(balancer.servers[1], 9.0)
         await asyncio.sleep(0.05)
     assert len(seen.ejections) == 1

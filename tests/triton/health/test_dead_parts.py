@@ -16,7 +16,8 @@ from app.triton.health import health as health_module
 from app.triton.health import health_watch as watch_module
 from app.triton.health.health import ENGINE_RETRY_S, REPEATED, ModelDeclaration, ModelFault, TritonHealth
 from tests.toolkit.triton import FakeTriton, piece
-from tests.toolkit.watches import WITHIN_S, Watched, eventually, watched_triton
+from tests.toolkit.waiting import until
+from tests.toolkit.watches import WITHIN_S, Watched, watched_triton
 
 PATTERNS = ["EngineCore encountered an issue", "EngineDeadError", r"LLM is shutting down"]
 ENGINES = [
@@ -75,7 +76,7 @@ class TestWithASample:
             ModelFault.ENGINE: ("The engine of model 'a' has died.", "its engine has died", ENGINE_RETRY_S),
         }[fault]
         async with dying.watching("a"):
-            await eventually(lambda: dying.dead == ["a"])
+            await until(lambda: dying.dead == ["a"])
             assert not await dying.engine.model_ready("a")
             assert dying.engine.fault("a") == clause
             error = await dying.call()
@@ -83,7 +84,7 @@ class TestWithASample:
             assert (error.detail, error.retry_after_s, error.was_sent) == (text, retry_after_s, False)
             assert dying.server.control == []
             await dying.engine.reload_model("a")  # somebody loads it
-            await eventually(lambda: not dying.dead)
+            await until(lambda: not dying.dead)
         assert await dying.engine.model_ready("a")
         assert (await dying.call(), dying.engine.fault("a"), dying.begun) == (None, "", [(fault, "a")])
 
@@ -94,7 +95,7 @@ class TestWithASample:
         dying.server.loads_needed = loads_needed
         await dying.call()
         async with dying.watching("a", may_reload=True):
-            await eventually(lambda: bool(dying.begun) and not dying.dead)
+            await until(lambda: bool(dying.begun) and not dying.dead)
         assert (dying.server.control, dying.begun) == (["-a", "+a"] * loads_needed, [(fault, "a")])
         assert (await dying.engine.model_ready("a"), await dying.call()) == (True, None)
         assert "died, " in caplog.text
@@ -104,7 +105,7 @@ class TestWithASample:
         await dying.call(times=50)
         dying.server.message = ""  # the sample works
         async with dying.watching("a", may_reload=True):
-            await eventually(lambda: not dying.health.suspects)
+            await until(lambda: not dying.health.suspects)
         assert (dying.begun, dying.server.control) == ([], [])
 
     async def test_a_triton_without_model_control_is_reported_once(
@@ -113,11 +114,11 @@ class TestWithASample:
         dying.server.refuses_control = True
         await dying.call()
         async with dying.watching("a", may_reload=True):
-            await eventually(lambda: "--model-control-mode=explicit" in caplog.text)
+            await until(lambda: "--model-control-mode=explicit" in caplog.text)
             await asyncio.sleep(0.2)
             assert dying.dead == ["a"]
             dying.server.loads_needed = 0
-            await eventually(lambda: not dying.dead)
+            await until(lambda: not dying.dead)
         assert caplog.text.count("--model-control-mode=explicit") == 1
 
 
@@ -135,7 +136,7 @@ class TestWithoutASample:
         dying.server.message = PROCESS
         await dying.call(times=REPEATED)
         async with dying.watching(may_reload=True):
-            await eventually(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
+            await until(lambda: dying.server.control == ["-a", "+a"] and not dying.dead)
 
     async def test_an_answer_in_between_disproves_a_dead_engine(self, dying: Watched) -> None:
         dying.server.message = ENGINES[0]
@@ -150,13 +151,13 @@ class TestWithoutASample:
         dying.server.message = ENGINES[0]
         async with dying.watching():
             await dying.call(times=REPEATED)
-            await eventually(lambda: len(dying.begun) == 1)
+            await until(lambda: len(dying.begun) == 1)
             for deaths in (2, 3):
-                await eventually(lambda: not dying.dead)
+                await until(lambda: not dying.dead)
                 await dying.call()
-                await eventually(lambda deaths=deaths: len(dying.begun) == deaths)  # type: ignore[misc]
+                await until(lambda deaths=deaths: len(dying.begun) == deaths)  # type: ignore[misc]
             dying.server.loads_needed = 0
-            await eventually(lambda: not dying.dead)
+            await until(lambda: not dying.dead)
             assert await dying.call() is None
             dying.server.loads_needed = 1
             await dying.call()
@@ -170,7 +171,7 @@ async def test_below_an_ensemble_every_model_is_loaded_again(dying: Watched) -> 
     dying.server.message = f"in ensemble 'chain', {ENGINES[0]}"
     await dying.call("chain")
     async with dying.watching("chain", may_reload=True):
-        await eventually(lambda: len(dying.server.control) >= 4)
+        await until(lambda: len(dying.server.control) >= 4)
     assert dying.server.control[:4] == ["-a", "+a", "-other", "+other"]
 
 
@@ -239,7 +240,7 @@ class TestSuspicion:
             await asyncio.sleep(0.05)
             assert dying.begun == []
             dying.health.suspect("whole", DEAD.format("part_0_0"), time.monotonic())
-            await eventually(lambda: dying.begun == [(ModelFault.PROCESS, "part")])
+            await until(lambda: dying.begun == [(ModelFault.PROCESS, "part")])
 
     def test_a_dead_step_fails_every_model_that_uses_it(self, health: TritonHealth) -> None:
         health.begin(ModelFault.PROCESS, "part_two")
@@ -287,7 +288,7 @@ class Reading:
             self.outputs += 1
 
     async def begun(self) -> None:
-        await eventually(lambda: self.outputs == 1 and bool(self.triton.engine.streams))
+        await until(lambda: self.outputs == 1 and bool(self.triton.engine.streams))
 
     @property
     def is_running(self) -> bool:
@@ -337,7 +338,7 @@ async def test_a_repair_begins_after_the_streams_of_the_dead_process_have_ended(
         reading.health.begin(ModelFault.PROCESS, "m")
         await reading.error()
         assert reading.server.control == []
-        await eventually(lambda: reading.server.control == ["-m", "+m"])
+        await until(lambda: reading.server.control == ["-m", "+m"])
 
 
 async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> None:
@@ -351,7 +352,7 @@ async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> 
         await asyncio.sleep(0.1)
         assert later.is_running
         reading.server.goes_on.set()
-        await eventually(lambda: not later.is_running)
+        await until(lambda: not later.is_running)
     assert later.outputs == 2
 
 
@@ -374,7 +375,7 @@ async def test_a_silent_stream_ends_when_triton_does_not_answer(
     monkeypatch.setattr(reading.triton.engine, "document", document)
     async with reading.triton.watching():
         await reading.begun()
-        await eventually(lambda: "a part of the watch of Triton failed" in caplog.text)
+        await until(lambda: "a part of the watch of Triton failed" in caplog.text)
         reading.server.is_live = False
         assert isinstance(await reading.error(), UpstreamUnavailable)
 
@@ -387,7 +388,7 @@ async def test_a_silent_stream_of_a_working_triton_goes_on(reading: Reading) -> 
         assert reading.is_running
         assert 0 < reading.server.checks <= 4
         reading.server.goes_on.set()
-        await eventually(lambda: not reading.is_running)
+        await until(lambda: not reading.is_running)
 
 
 async def test_a_silent_stream_finds_a_dead_process(reading: Reading) -> None:
@@ -400,4 +401,4 @@ async def test_a_silent_stream_finds_a_dead_process(reading: Reading) -> None:
 
     reading.server.unary = dead
     async with reading.triton.watching("m"):
-        await eventually(lambda: reading.health.with_fault(ModelFault.PROCESS) == ["m"])
+        await until(lambda: reading.health.with_fault(ModelFault.PROCESS) == ["m"])

@@ -24,7 +24,8 @@ from app.triton.health.health import (
     TritonHealth,
 )
 from app.triton.triton_engine import TritonEngine, WatchedCall
-from tests.toolkit.watches import ScriptedTriton, Watched, eventually, running, watched_triton
+from tests.toolkit.waiting import until
+from tests.toolkit.watches import ScriptedTriton, Watched, running, watched_triton
 
 REQUEST = InferenceRequest("m", ())
 METHOD = "ModelInfer"
@@ -152,13 +153,13 @@ async def silent(*models: str, timeouts: int = 0, streamed: bool = False) -> Asy
 class TestHungModels:
     async def test_a_hung_model_is_not_ready_although_another_one_answers(self) -> None:
         async with silent("a", timeouts=2) as triton, triton.watching("a", "b"):
-            await eventually(lambda: triton.hung == ["a"])
+            await until(lambda: triton.hung == ["a"])
             assert await triton.call("b") is None
             assert not await triton.engine.model_ready("a")
             assert await triton.engine.model_ready("b")
             assert isinstance(await triton.call("a"), ModelNotReady)
             triton.server.silent = set()
-            await eventually(lambda: not triton.hung)
+            await until(lambda: not triton.hung)
             assert await triton.call("a") is None
             assert await triton.engine.model_ready("a")
 
@@ -167,15 +168,15 @@ class TestHungModels:
         """The embedded Triton is restarted if a reload does not help."""
         async with silent("a", timeouts=2) as triton, triton.watching("a", "b", may_reload=True, restarts=True):
             triton.server.loads_needed = loads_needed
-            await eventually(lambda: triton.hung == ["a"])
-            await eventually(lambda: not triton.hung)
+            await until(lambda: triton.hung == ["a"])
+            await until(lambda: not triton.hung)
             assert (triton.server.control, triton.restarts) == (["-a", "+a"], restarts)
             assert not triton.health.is_stuck
 
     async def test_restarts_that_do_not_help_are_not_repeated_at_once(self) -> None:
         async with silent("a", timeouts=2) as triton, triton.watching("a", "b", restarts=True):
             triton.restart_helps = False
-            await eventually(lambda: triton.restarts == 1)
+            await until(lambda: triton.restarts == 1)
             await asyncio.sleep(0.5)
             assert triton.restarts == 1
 
@@ -184,42 +185,42 @@ class TestHungModels:
             by_address = HealthByAddress({"here": triton.health})
             assert not by_address.needs_restart
             async with triton.watching("a", "b"):
-                await eventually(lambda: by_address.needs_restart)
+                await until(lambda: by_address.needs_restart)
                 triton.server.silent = set()
-                await eventually(lambda: not by_address.needs_restart)
+                await until(lambda: not by_address.needs_restart)
 
     async def test_a_slow_execution_is_not_interrupted(self) -> None:
         """Several canaries time out until the model completes something: it is not ready, but not reloaded."""
         async with silent("a", timeouts=5) as triton:
             async with triton.watching("a", deadline_s=30.0, may_reload=True, restarts=True):
-                await eventually(lambda: triton.hung == ["a"])
+                await until(lambda: triton.hung == ["a"])
                 await asyncio.sleep(0.5)
                 assert triton.hung == ["a"]
                 async with completing(triton.server, "a", taking_s=0.3):
-                    await eventually(lambda: not triton.hung)
+                    await until(lambda: not triton.hung)
                 await triton.call("a", SHORT_S, 5)
                 await asyncio.sleep(0.5)
                 assert not triton.hung, "a shorter silence of this model is normal"
-                await eventually(lambda: triton.hung == ["a"])
+                await until(lambda: triton.hung == ["a"])
             assert (triton.server.control, triton.restarts) == ([], 0)
 
 
 class TestStuckTritons:
     async def test_a_stuck_triton_is_not_live_until_it_answers(self, caplog: pytest.LogCaptureFixture) -> None:
         async with silent("a", "b", timeouts=2) as triton, triton.watching("a", "b"):
-            await eventually(lambda: triton.health.is_stuck)
+            await until(lambda: triton.health.is_stuck)
             assert await triton.engine.answers()
             assert not await triton.engine.is_live()
             error = await triton.call("decoupled", streamed=True)  # would be answered
             assert isinstance(error, UpstreamUnavailable)
             assert not error.was_sent
             triton.server.silent = set()
-            await eventually(lambda: not triton.health.is_stuck)
+            await until(lambda: not triton.health.is_stuck)
             assert await triton.engine.is_live()
             assert caplog.text.count("Triton is stuck") == 1
         async with silent("a", timeouts=2) as triton, triton.watching("a", restarts=True):
-            await eventually(lambda: triton.restarts == 1)  # the embedded Triton
-            await eventually(lambda: not triton.health.is_stuck)
+            await until(lambda: triton.restarts == 1)  # the embedded Triton
+            await until(lambda: not triton.health.is_stuck)
             assert triton.restarts == 1
 
     async def test_stuck_streams_are_detected_during_unary_answers(self) -> None:
@@ -233,11 +234,11 @@ class TestStuckTritons:
             triton.server.silent_streams = True
             await triton.call("a", SHORT_S, 2, streamed=True)
             async with running(calls()), triton.watching("a"):
-                await eventually(lambda: triton.health.is_stuck)
+                await until(lambda: triton.health.is_stuck)
 
     async def test_a_model_without_a_sample_makes_the_others_suspects(self) -> None:
         async with silent("a", "b", timeouts=2) as triton, triton.watching("b"):
-            await eventually(lambda: triton.health.is_stuck)
+            await until(lambda: triton.health.is_stuck)
 
     async def test_an_unreachable_triton_is_not_stuck(self) -> None:
         async with silent("a", timeouts=2) as triton, open_transport("127.0.0.1:1") as channel:
@@ -329,7 +330,7 @@ async def test_a_busy_model_does_not_hang() -> None:
                 triton.watching(case.model, "b", steps=steps, may_reload=True, restarts=True)
             )
             if case.hangs:
-                await eventually(lambda: bool(triton.server.control))
+                await until(lambda: bool(triton.server.control))
             else:
                 await asyncio.sleep(1.0)
             return bool(triton.server.control or triton.restarts or triton.health.is_stuck)
@@ -383,7 +384,7 @@ class TestBusyEngines:
             triton.server.silent = {"decoupled"}
             tasks = [asyncio.create_task(self.call(triton, 30.0)) for _ in range(WAITING)]
             try:
-                await eventually(lambda: triton.server.waiting >= WAITING)
+                await until(lambda: triton.server.waiting >= WAITING)
                 yield triton
             finally:
                 triton.server.silent = set()

@@ -182,6 +182,9 @@ class PipelineLayer:
         """The layer's own requests, by their key below the pipeline in gateway.yaml."""
         return {}
 
+    def check(self, request: InferenceRequest) -> None:
+        """Raises ClientError for a request to the model by its own name that the layer cannot run."""
+
     def extended(self, request: InferenceRequest) -> InferenceRequest:
         """Returns the request with the layer's extension."""
         return request

@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import ml_dtypes
@@ -73,6 +73,11 @@ class Tensor(Struct, frozen=True, eq=False):
     name: str
     datatype: str
     array: Array
+
+    @classmethod
+    def empty(cls, name: str, datatype: str, dims: Iterable[int]) -> Self:
+        """No rows of these dimensions."""
+        return cls(name, datatype, np.empty((0, *(max(dim, 0) for dim in dims)), DTYPE_BY_DATATYPE[datatype]))
 
     @property
     def shape(self) -> tuple[int, ...]:

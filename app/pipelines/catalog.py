@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,10 +17,10 @@ from app.config.document import FollowedFile
 from app.config.mismatch import PipelineMismatch
 from app.core.aio import Backoff
 from app.core.answer import part_of
-from app.core.engine import Engine, InferenceServer, PipelineLayer
-from app.core.errors import GatewayError, ModelNotReady, UnknownPipeline, UpstreamUnavailable
+from app.core.engine import Document, Engine, InferenceServer, PipelineLayer
+from app.core.errors import GatewayError, ModelNotReady, UnknownModel, UnknownPipeline, UpstreamUnavailable
 from app.core.inference import Deadline
-from app.core.model import ModelConfig
+from app.core.model import ModelConfig, ModelState
 from app.core.text import nearest
 from app.pipelines.examples import body_of, trial_requests
 from app.pipelines.file import GatewayFile, derived_spec, followed_gateway_file
@@ -27,6 +28,7 @@ from app.pipelines.models import Lookup, Missing, OipModels, look_up, read_index
 from app.pipelines.pipeline import CompileContext, Pipeline
 from app.pipelines.run import Collector, run
 from app.pipelines.spec import PipelineSpec
+from app.steps.plan import VERSION, VERSIONS
 
 SAMPLES_WAIT_S = 1.0
 """How long one call waits for samples. Slower samples continue in the background."""
@@ -68,7 +70,8 @@ class PipelineVersion:
     compiled: Pipeline | None = None
     warming: "asyncio.Task[None] | None" = None
     """The task that runs the sample; its exception is the sample's failure."""
-    _models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    """Those for which it was compiled."""
     _backoff: Backoff = field(default_factory=Backoff)
     _logged: str = ""
     """The last problem in the log, without the model's own message."""
@@ -96,9 +99,9 @@ class PipelineVersion:
             self.state, self.detail = VersionState.MODEL_NOT_READY, found.detail
             if found.problem:
                 self._report(("model",), found.problem, found.unexpected)
-        elif self.compiled is None or found != self._models:
+        elif self.compiled is None or found != self.models:
             # A Triton that joins or leaves changes only the number of instances: no sample has to run again.
-            one, other = ([replace(each, instance_count=1) for each in x.values()] for x in (found, self._models))
+            one, other = ([replace(each, instance_count=1) for each in x.values()] for x in (found, self.models))
             is_known = self.state is VersionState.READY and one == other
             try:
                 self.compiled = Pipeline(self.name, self.spec, self.spec.config_of(self.name, found), found, context)
@@ -113,7 +116,7 @@ class PipelineVersion:
                     self.detail = "The gateway cannot compile it; see the log for the cause."
                     self._report((), f"cannot be compiled: {exc!r}", exc)
                 return
-            self._models, self._logged = found, ""
+            self.models, self._logged = found, ""
             if not is_known:
                 self._begin_warming()
         elif self.state is VersionState.MODEL_NOT_READY:
@@ -236,6 +239,32 @@ class Catalog:
         pipelines = (entry.pipeline for entry in self.entries.values() if entry.spec.model == model)
         return next((each.layers for each in pipelines if each is not None and each.layers), ())
 
+    @property
+    def _of_steps(self) -> dict[str, PipelineVersion]:
+        """The pipelines whose steps are a model with their name. It hides a model of Triton with that name."""
+        return {name: entry for name, entry in self.entries.items() if entry.spec.steps is not None}
+
+    async def model_states(self) -> list[ModelState]:
+        """Triton's index, and the models that are not Triton's."""
+        own = self._of_steps
+        states = [ModelState(name, VERSION, entry.state is VersionState.READY) for name, entry in own.items()]
+        return [*(each for each in await self.engine.models() if each.name not in own), *states]
+
+    async def model_ready(self, model: str, version: str = "") -> bool:
+        """Raises ModelNotReady."""
+        if (own := self._of_steps.get(model)) is not None:
+            return own.state is VersionState.READY and version in VERSIONS
+        return await self.engine.model_ready(model, version)
+
+    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
+        """Raises UnknownModel or ModelNotReady."""
+        own = self._of_steps.get(model)
+        if model not in self.oip_models or (own is not None and version not in VERSIONS):
+            raise UnknownModel.named(model, version)
+        if own is not None:
+            return self.oip_models.model(model).document(document)
+        return await self.engine.document(document, model, version)
+
     def absences(self, spec: PipelineSpec) -> dict[str, str]:
         """Where a model of the pipeline is not called, and why not, by the Triton's address."""
         return {address: why for key in spec.called for address, why in self.engine.absences(*key).items()}
@@ -322,7 +351,9 @@ class Catalog:
         lookup = await self._look_up() if self.triton_is_up else Lookup()
         for version in self._versions():
             version.follow(lookup, self.context)
-        self.oip_models.follow(lookup)
+        compiled = ((name, entry.compiled, entry.models) for name, entry in self._of_steps.items())
+        made = {name: {name: each.config, **models} for name, each, models in compiled if each}
+        self.oip_models.follow(lookup, made)
         self._settle()
         # Without a file, an unloaded model is kept until Triton's index no longer contains it.
         keys = {key for entry in self.entries.values() for key in entry.spec.called}
@@ -381,7 +412,8 @@ class Catalog:
                 self._replace({n: known.get(n) or PipelineVersion(n, derived_spec(n)) for n in ready}, {})
             self._expose(ready)
         wanted = {key for version in self._versions() for key in version.spec.called}
-        return await look_up(self.engine, wanted | {(name, "") for name in self.oip_models.names}, index)
+        wanted |= {(name, "") for name in self.oip_models.names if name not in self._of_steps}
+        return await look_up(self.engine, wanted, index)
 
     @property
     def _exposes_all(self) -> bool:
@@ -392,7 +424,8 @@ class Catalog:
         oip = None if self.file is None else self.file.spec.oip
         listed = set(ready) if self.file is None or self._exposes_all else set(() if oip is None else oip.models)
         specs = [entry.spec for entry in self.entries.values()]
-        self.oip_models.expose(sorted({spec.model for spec in specs if spec.steps is None} | listed), specs)
+        used = {spec.model for spec in specs if spec.steps is None or self._exposes_all}
+        self.oip_models.expose(sorted(used | listed), specs)
 
     def _replace(self, entries: dict[str, PipelineVersion], coming: dict[str, PipelineVersion]) -> None:
         for version in {*self._versions()} - {*entries.values(), *coming.values()}:

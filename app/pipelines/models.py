@@ -9,9 +9,11 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from app.core.engine import InferenceServer
+from app.core.engine import Document, InferenceServer, PipelineLayer
 from app.core.errors import GatewayError, ModelNotReady, UnknownModel
+from app.core.inference import BYTES
 from app.core.model import (
     ModelConfig,
     ModelKey,
@@ -23,6 +25,7 @@ from app.core.model import (
 )
 from app.core.text import nearest, nearest_of
 from app.pipelines.spec import STREAM_DEFAULTS, PipelineSpec, StreamSpec
+from app.steps.plan import VERSION
 
 Answer = ModelConfig | Exception
 
@@ -158,6 +161,30 @@ class OipModel:
     spec: PipelineSpec
     reserved: frozenset[OwnIds]
 
+    @property
+    def layers(self) -> tuple[PipelineLayer, ...]:
+        """The layer that makes it of Triton's models; empty for one of these."""
+        return (self.config,) if isinstance(self.config, PipelineLayer) else ()
+
+    def document(self, document: Document) -> dict[str, Any]:
+        """The document in Triton's form, without statistics, of a model that is not one of Triton's."""
+        config, is_config = self.config, document == "config"
+        if document == "stats":
+            return {"model_stats": []}
+
+        def described(each: TensorSpec) -> dict[str, Any]:
+            if not is_config:
+                return {"name": each.name, "datatype": each.datatype, "shape": each.dims}
+            datatype = "STRING" if each.datatype == BYTES else each.datatype
+            return {"name": each.name, "data_type": f"TYPE_{datatype}", "dims": each.dims, "optional": each.optional}
+
+        inputs, outputs = ([described(each) for each in specs] for specs in (config.inputs, config.outputs))
+        known: dict[str, Any] = {"name": config.name, "platform": config.backend}
+        if not is_config:
+            return known | {"versions": [VERSION], "inputs": inputs, "outputs": outputs}
+        known |= {"backend": config.backend, "max_batch_size": config.max_batch_size, "input": inputs}
+        return known | {"output": outputs, "model_transaction_policy": {"decoupled": config.decoupled}}
+
 
 STREAM_OF_MODEL = StreamSpec(commit_s=2 * STREAM_DEFAULTS.timeout_s)
 """The status of a stream under ``/v2`` is that of its first output: ``commit_s`` is above ``timeout_s``."""
@@ -202,8 +229,11 @@ class OipModels:
         in_flight = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]
         self.in_flight = dict(sorted(in_flight, key=lambda each: each[1]))
 
-    def follow(self, lookup: Lookup) -> None:
-        """Updates the models. One that is not ready stays as it was; Triton reports its state."""
+    def follow(self, lookup: Lookup, made: Mapping[str, dict[str, ModelConfig]]) -> None:
+        """Updates the models. One that is not ready stays as it was; Triton reports its state.
+
+        ``made``: those that are not Triton's, each with the models that it runs.
+        """
         sequenced = {(spec.model, spec.version): spec for spec in self._specs if not spec.takes_requests}
         for key, spec in sequenced.items():
             models = lookup.models_of(*key)
@@ -211,7 +241,7 @@ class OipModels:
                 self._own_ids[key] = spec.own_ids_of(models[key[0]], models)
         sequences = [self._own_ids[key] for key in sequenced if key in self._own_ids]
         for name, known in self._models.items():
-            models = lookup.models_of(name)
+            models = made.get(name) or lookup.models_of(name)
             if isinstance(models, Missing):
                 continue
             config, specs = models[name], [spec for spec in self._specs if spec.model == name]

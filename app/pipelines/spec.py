@@ -17,7 +17,7 @@ from app.core.model import ModelConfig, ModelKey, OwnIds, TensorSpec, reached, s
 from app.core.text import nearest
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
-from app.steps.plan import SKIPPED, Plan, Source
+from app.steps.plan import SKIPPED, Plan, Source, Values, tensor_of
 from app.steps.planner import Planner
 from app.steps.steps_spec import Reason, Several, StepSpecs
 
@@ -388,7 +388,9 @@ class PipelineSpec(Section):
             outputs = {each.source: ("outputs", output) for output, each in self.outputs.items()}
         sent = {name: each for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
         fields = {each: TensorSpec(each, _DATATYPES[of.type], (1,), of.may_be_left_out) for each, of in sent.items()}
-        return Planner(self.steps, models, fields).planned(name, outputs, further)
+        values = {each: of.default if of.send is None else of.send for each, of in sent.items()}
+        defaults: Values = {each: tensor_of(each, value) for each, value in values.items() if value is not None}
+        return Planner(self.steps, models, fields, constants=defaults).planned(name, outputs, further)
 
     def with_chat(self, chat: ChatSpec) -> Self:
         """The declaration with what was read for its chat. Needs ``openai``."""

@@ -10,15 +10,24 @@ from typing import Any, Literal
 import numpy as np
 
 from app.core.engine import PipelineLayer
+from app.core.errors import InvalidInput, UnknownModel
 from app.core.inference import (
+    BYTES,
     Array,
     InferenceRequest,
+    Parameter,
     StepTimes,
     Tensor,
 )
 from app.core.model import Capacity, ModelConfig, TensorSpec
 from app.steps.steps_spec import Condition, StepSpec
 
+VERSION = "1"
+VERSIONS = ("", VERSION)
+"""Of the model that the steps of a pipeline are."""
+VERSION = "1"
+VERSIONS = ("", VERSION)
+"""Of the model that the steps of a pipeline are."""
 SKIPPED = "skipped"
 """The output with the names of the optional steps that failed or came too late."""
 
@@ -94,8 +103,10 @@ class Plan(ModelConfig, PipelineLayer):
 
     order: tuple[PlannedStep, ...]
     """Each behind those that it waits for."""
+    fields: Mapping[str, TensorSpec]
+    """The parameters that conditions may read."""
     defaults: Values
-    """The constants; None for what a request may leave out."""
+    """The constants, and what stands for a field that a request leaves out; None if nothing does."""
     answers: Mapping[str, Source]
     """By name of the pipeline's tensor."""
     races: Mapping[Source, Mapping[str, frozenset[str]]]
@@ -105,6 +116,17 @@ class Plan(ModelConfig, PipelineLayer):
     read_by: Mapping[str, Set[str]]
     """Step -> itself and the steps that read its outputs; an empty name if the answer has one."""
     reports_skipped: bool
+
+    def check(self, request: InferenceRequest) -> None:
+        if request.version not in VERSIONS:
+            raise UnknownModel.named(request.model, request.version)
+        if any(each.classification for each in request.outputs):
+            raise InvalidInput(f"class result not available: the outputs of '{request.model}' are those of steps.")
+        for name, spec in self.fields.items():
+            value = request.parameters.get(name)
+            is_needed = not spec.optional and self.defaults[name] is None
+            if is_needed if value is None else type(value) not in _TYPES[spec.datatype]:
+                raise InvalidInput(f"parameter '{name}' of '{request.model}' must be of the type {spec.datatype}.")
 
     def extended(self, request: InferenceRequest) -> InferenceRequest:
         return request.extended(PlannedTimes(plan=self))
@@ -119,6 +141,14 @@ class PlannedTimes(StepTimes, eq=False, kw_only=True):
     """The plan of a request, with the times of its steps."""
 
     plan: Plan
+
+
+_TYPES = {"INT64": (int,), "FP64": (int, float), BYTES: (str,), "BOOL": (bool,)}
+
+
+def tensor_of(name: str, value: Parameter) -> Tensor:
+    """A field's value as a tensor of one element."""
+    return Tensor(name, "", np.asarray([encoded(value)], object if isinstance(value, str) else None))
 
 
 def encoded(value: Any) -> Any:

@@ -277,6 +277,7 @@ class Planner:
             decoupled=bool(decoupled),
             steps=tuple(_shown(each, outputs) for each in steps.values() if each.spec.model is not None),
             order=tuple(steps.values()),
+            fields=self.fields,
             defaults=dict.fromkeys([*self.fields, *self.given]) | self.constants,
             answers={source.text: source for source in outputs},
             races={

@@ -20,7 +20,6 @@ from app.core.engine import Engine, Put, merged
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import (
     BYTES,
-    DTYPE_BY_DATATYPE,
     Deadline,
     InferenceRequest,
     InferenceResponse,
@@ -31,7 +30,7 @@ from app.core.inference import (
     bytes_array,
 )
 from app.core.model import TensorSpec
-from app.steps.plan import PENDING, SKIPPED, Plan, PlannedStep, PlannedTimes, Values, encoded
+from app.steps.plan import PENDING, SKIPPED, VERSION, Plan, PlannedStep, PlannedTimes, Values, tensor_of
 
 READ_AHEAD = 8
 """Responses that may wait for their reader."""
@@ -68,10 +67,8 @@ class StepsEngine(Engine):
 
     def _run_of(self, request: InferenceRequest, times: PlannedTimes, deadline: Deadline) -> "_Run":
         plan = times.plan
-        values = plan.defaults | {tensor.name: tensor for tensor in request.inputs}
-        for name, value in request.parameters.items():
-            array = np.asarray([encoded(value)], object if isinstance(value, str) else None)
-            values[name] = Tensor(name, "", array)
+        fields = {name: tensor_of(name, value) for name, value in request.parameters.items() if name in plan.fields}
+        values = plan.defaults | fields | {tensor.name: tensor for tensor in request.inputs}
         waiting = [step for step in plan.order if not step.streams]
         request = msgspec.structs.replace(request, inputs=(), extensions=())
         return _Run(self, plan, times, request, deadline, values, waiting)
@@ -110,7 +107,7 @@ class _Run:
         """Raises the error of a step that is not optional."""
         try:
             await self._run()
-            return InferenceResponse(self._outputs(), early_exit=self.exit)
+            return InferenceResponse(self._outputs(), version=VERSION, early_exit=self.exit)
         finally:
             self.values.clear()  # the memory must have no references
             for kept in self.kept.values():
@@ -318,7 +315,9 @@ class _Run:
                 self.streams[step.name] = True
                 answer = await self._behind(step, _written(step, response, _ONE)).answer()
                 self.written |= answer.outputs.keys() & lasting
-                await self.put(msgspec.structs.replace(response, outputs=answer.outputs, is_final=False))
+                await self.put(
+                    msgspec.structs.replace(response, outputs=answer.outputs, version=VERSION, is_final=False)
+                )
                 if answer.early_exit is not None:
                     self.exit = answer.early_exit
                     break
@@ -365,8 +364,7 @@ def _joined(spec: TensorSpec, pieces: Sequence[Tensor | None]) -> Tensor | None:
     arrays = [each.array for each in pieces if each is not None]
     if pieces and not arrays:
         return None
-    shape = (0, *(max(dim, 0) for dim in spec.dims))
-    rows = joined_rows(arrays) if arrays else np.empty(shape, DTYPE_BY_DATATYPE[spec.datatype])
+    rows = joined_rows(arrays) if arrays else Tensor.empty(spec.name, spec.datatype, spec.dims).array
     if len(arrays) < len(pieces) or not isinstance(rows, np.ndarray):
         text = f"The rows of output '{spec.name}' have several shapes, or are missing."
         raise ContractViolation(text, tensor=spec.name)

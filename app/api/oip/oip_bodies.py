@@ -22,6 +22,7 @@ from app.core import inference
 from app.core.answer import Answer, Ending, Values
 from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
 from app.core.json import is_large, json_in_turns, json_of
+from app.core.model import ModelConfig
 from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
 
@@ -218,7 +219,9 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: infer
             described["data"] = data_of(tensor)
         outputs.append(described)
     own_id = {"id": parsed.id} if parsed.id else {}
-    frame = own_id | {"model_name": parsed.request.model, "model_version": response.version}
+    frame: Values = own_id | {"model_name": parsed.request.model, "model_version": response.version}
+    if response.early_exit is not None:
+        frame["parameters"] = {"early_exit": response.early_exit}
     head: list[bytes | bytearray] = []
     if any(map(is_large, outputs)):
         head.append(json_of(frame)[:-1])
@@ -238,6 +241,17 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: infer
         await exchange.answer(b"".join((*head, *raws)), *headers)
     else:
         await exchange.send_parts([*head, *raws], headers)
+
+
+def exited(
+    config: ModelConfig, reason: str, responses: Sequence[inference.InferenceResponse]
+) -> inference.InferenceResponse:
+    """The response of a request that the gateway ended early. What was not written is empty."""
+    typed = [spec for spec in config.outputs if spec.is_typed]
+    outputs = {spec.name: inference.Tensor.empty(spec.name, spec.datatype, spec.dims[1:]) for spec in typed}
+    for each in responses:
+        outputs |= each.outputs
+    return inference.InferenceResponse(outputs, version=responses[0].version if responses else "", early_exit=reason)
 
 
 def data_of(tensor: inference.Tensor) -> Any:
@@ -311,8 +325,10 @@ class Generated(Answer):
         self._texts: dict[str, codecs.IncrementalDecoder] = {}
 
     def add(self, response: inference.InferenceResponse) -> Values | None:
-        """Returns the values of a response; None for a response without outputs."""
-        if not response.outputs:
+        """Returns the values of a response; None for a response without outputs and without an early exit."""
+        if response.early_exit is not None:
+            self._frame["early_exit"] = response.early_exit
+        elif not response.outputs:
             return None
         self._frame["model_version"] = response.version
         return {name: self._value_of(tensor) for name, tensor in response.outputs.items()} | self._frame
@@ -321,7 +337,7 @@ class Generated(Answer):
         """Returns a last output if bytes of an incomplete character remain. Raises ``error``."""
         super().finish(error)
         rests = {name: rest for name, text in self._texts.items() if (rest := text.decode(b"", final=True))}
-        return Ending(outputs=[rests | self._frame] if rests else ())
+        return Ending(self._frame.get("early_exit"), [rests | self._frame] if rests else ())
 
     def _value_of(self, tensor: inference.Tensor) -> Any:
         if tensor.array.size != 1:

@@ -24,6 +24,7 @@ from app.api.exchange import Exchange, JsonResponse, allows_model, check_model
 from app.api.oip.oip_bodies import (
     Generated,
     ParsedRequest,
+    exited,
     generation_of,
     parse_raw_request,
     parse_request,
@@ -105,6 +106,7 @@ class OneResponse(Answer):
 
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
+        self.early_exit: str | None = None
         self.responses: list[InferenceResponse] = []
 
     @property
@@ -114,6 +116,7 @@ class OneResponse(Answer):
 
     def add(self, response: InferenceResponse) -> None:
         """Ignores a response of a decoupled model without outputs."""
+        self.early_exit = response.early_exit
         if response.outputs or not self._decoupled:
             self.responses.append(response)
 
@@ -211,7 +214,7 @@ class OipEndpoints:
         exchange.record.transport = transport
         check_model(exchange, catalog, model)
         served = catalog.oip_models.model(model)
-        layers = catalog.layers_of(model) if served.spec.idempotent else ()
+        layers = served.layers or (catalog.layers_of(model) if served.spec.idempotent else ())
         parts = served, catalog.oip_models.in_flight, layers
         known = self._signatures.get(model)
         if known is None or not all(map(is_, known[0], parts)):
@@ -246,6 +249,9 @@ class OipEndpoints:
                 self._explain(exc, request)
                 exc.detail = "".join(f"{each.field}: " for each in exc.errors) + exc.detail
                 raise
+        if answer.early_exit is not None:
+            exchange.record.exit_early(answer.early_exit)
+            return exited(call.target.config, answer.early_exit, answer.responses)
         if len(answer.responses) != 1:
             raise errors.InvalidRequest(
                 "generate expects model to produce exactly 1 response, and so does infer; "  # as Triton
@@ -286,7 +292,7 @@ class OipEndpoints:
         check_model(exchange, self._catalog, model)
         if model in self._catalog.oip_models:
             with suppress(errors.ModelNotReady):
-                is_ready = await self._catalog.engine.model_ready(model, version_of(found))
+                is_ready = await self._catalog.model_ready(model, version_of(found))
         if is_ready:
             return JsonResponse({"name": model, "ready": True})
         return JsonResponse({"error": "Model version not ready"}, 400)  # as Triton, also for an unknown model
@@ -297,9 +303,7 @@ class OipEndpoints:
         async def answer(exchange: Exchange, found: Found) -> Response:
             model = found["model"]
             check_model(exchange, self._catalog, model)
-            if model not in self._catalog.oip_models:
-                raise errors.UnknownModel.named(model)
-            return JsonResponse(await self._catalog.engine.document(document, model, version_of(found)))
+            return JsonResponse(await self._catalog.document(document, model, version_of(found)))
 
         return answer
 
@@ -313,7 +317,7 @@ class OipEndpoints:
             wanted = msgspec.json.decode(body or b"{}", type=_Wanted)
         except (ValueError, RecursionError) as exc:
             raise errors.InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
-        models = await self._catalog.engine.models()
+        models = await self._catalog.model_states()
         rows = [  # without Triton's reasons, which may contain paths
             {"name": each.name, "version": each.version, "state": "READY" if each.ready else "UNAVAILABLE"}
             for each in models

@@ -42,8 +42,9 @@ _OUTPUT = object_of(
     },
     *("data", "parameters"),
 )
-_RESULT = {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": list_of(_OUTPUT)}
-_INFERRED = openapi.named("OipInferResult", _RESULT, "id")
+_EXITED: Schema = {"parameters": object_of({"early_exit": TEXT})}
+_RESULT = {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": list_of(_OUTPUT)} | _EXITED
+_INFERRED = openapi.named("OipInferResult", _RESULT, "id", *_EXITED)
 ERRORS = openapi.ErrorAnswers("OipError", {"application/json": {"schema": _ERROR}}, lenient_status_of, has_codes=False)
 _MODEL_STATUSES = (400, 404, 500, 501, 503)
 """The statuses of errors of a model."""
@@ -114,7 +115,8 @@ def generate_request(config: ModelConfig) -> Schema:
 
 def _generated(config: ModelConfig) -> Schema:
     fields = {spec.name: _one_or_list(_VALUE) for spec in config.outputs}
-    return object_of({**fields, "id": TEXT, "model_name": TEXT, "model_version": TEXT}, *fields, "id")
+    known = {**fields, "id": TEXT, "early_exit": TEXT, "model_name": TEXT, "model_version": TEXT}
+    return object_of(known, *fields, "id", "early_exit")
 
 
 def _one_or_list(element: Schema) -> Schema:

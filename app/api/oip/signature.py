@@ -198,7 +198,7 @@ class Signature(Target):
         for name, value in parameters.items():
             _check_parameter(name, value)
         self.sequence_ids.check(parameters.get("sequence_id", 0))
-        return inference.InferenceRequest(
+        request = inference.InferenceRequest(
             model=model,
             version=version,
             inputs=tuple(inputs),
@@ -208,6 +208,9 @@ class Signature(Target):
             idempotent=self.spec.idempotent,
             ends_by_hook=self.spec.cancel is not None,
         )
+        for layer in self.layers:
+            layer.check(request)
+        return request
 
     def unexpected(self, what: Literal["input", "output"], name: str) -> InvalidInput:
         """The error for a name that the model does not have."""

@@ -82,6 +82,8 @@ class ModelConfig:
     """Inputs whose first dimension is not the batch: ragged inputs and shape tensors."""
     caches_responses: bool = False
     """Whether Triton may answer from its response cache."""
+    together: tuple[frozenset[str], ...] = ()
+    """Outputs that belong to the same response: one that is missing there has a place in a list of all responses."""
 
     @property
     def is_ensemble(self) -> bool:

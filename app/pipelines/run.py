@@ -28,7 +28,7 @@ from app.core.answer import (
     items_of,
     joined_rows,
 )
-from app.core.inference import InferenceRequest, InferenceResponse
+from app.core.inference import InferenceRequest, InferenceResponse, Tensor
 from app.pipelines.fields import OutputField, TextDifferences
 from app.pipelines.model_errors import EARLY_EXIT, explain, name_failed_step, named_model, public_text
 from app.pipelines.openai_mapping import Division
@@ -130,7 +130,7 @@ class Collector(Answer):
         if not self._is_whole:
             return values
         if self._decoupled:
-            self._take(values)
+            self._take(values, response.outputs)
         else:
             self._values = values
         return None
@@ -176,7 +176,7 @@ class Collector(Answer):
             outputs = [{**pipeline.empty_values, **(rests or {})}]
         if self._is_whole and self._decoupled:
             for values in outputs:
-                self._take(values)
+                self._take(values, {})
             outputs = [{field.name: self._joined(field) for field in pipeline.outputs}]
         elif self._is_whole:
             outputs = outputs or (self._values,)
@@ -225,9 +225,11 @@ class Collector(Answer):
                     hint=grows if is_growth else None,
                 )
 
-    def _take(self, values: Values) -> None:
+    def _take(self, values: Values, written: Mapping[str, Tensor]) -> None:
+        here = [names for names in self._pipeline.config.together if not names.isdisjoint(written)]
         for field in self._pipeline.outputs:
-            if (value := values[field.name]) is not None:
+            has_place = field.join == "list" and any(field.tensor.name in names for names in here)
+            if (value := values[field.name]) is not None or has_place:
                 pieces = self._pieces.setdefault(field.name, [])
                 if field.join == "last" or field.is_count:
                     pieces.clear()
@@ -242,7 +244,9 @@ class Collector(Answer):
             return "".join(pieces)
         has_lists = not field.is_bare or field.join == "concatenate"
         items = [item for each in pieces for item in (each if has_lists and isinstance(each, list) else [each])]
-        return joined_rows(items) if items and isinstance(items[0], np.ndarray) else items
+        if all(item is None for item in items):  # no response has the output
+            return []
+        return joined_rows(items) if isinstance(items[0], np.ndarray) else items
 
 
 def _not_written(tensor: str) -> errors.ContractViolation:

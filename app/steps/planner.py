@@ -267,6 +267,10 @@ class Planner:
         for reader, source in reads:
             for step in {*map(self.step_of, source.names)} - {""}:
                 readers[step].append((reader, source))
+        of_stream = {
+            stream: {name for each in steps.values() if stream in {each.name, *each.streams} for name in each.outputs}
+            for stream in decoupled
+        }
         has_optional = any(each.optional for each in specs.values())
         return Plan(
             name=name,
@@ -275,6 +279,10 @@ class Planner:
             inputs=tuple(self.given.values()),
             outputs=(*answered, *([TensorSpec(SKIPPED, BYTES, (-1,))] if has_optional else ())),
             decoupled=bool(decoupled),
+            together=tuple(
+                frozenset(each.text for each in outputs if not names.isdisjoint(each.names))
+                for names in of_stream.values()
+            ),
             steps=tuple(_shown(each, outputs) for each in steps.values() if each.spec.model is not None),
             order=tuple(steps.values()),
             fields=self.fields,
@@ -285,12 +293,7 @@ class Planner:
                 for _, race in reads
                 if race.is_race
             },
-            of_stream={
-                stream: {
-                    name for each in steps.values() if stream in {each.name, *each.streams} for name in each.outputs
-                }
-                for stream in decoupled
-            },
+            of_stream=of_stream,
             read_by={step: {step, *(reader for reader, _ in found)} for step, found in readers.items()},
             reports_skipped=has_optional,
         )

@@ -138,7 +138,7 @@ def test_an_optional_step_behind_a_stream_is_skipped_where_it_fails(client: http
     assert answers == [("hello", "", []), (None, "", ["answer"]), ("b", "", []), (None, "hello", [])]
     assert done.data["reason"] == "complete"
     whole = client.post("/v1/pipelines/behind", json=body).json()
-    assert whole == {"text": texts, "answer": ["hello", "b"], "last": "hello", "skipped": ["answer"]}
+    assert whole == {"text": texts, "answer": ["hello", None, "b"], "last": "hello", "skipped": ["answer"]}
 
 
 def test_an_answer_may_have_no_output_at_all(client: httpx.Client) -> None:

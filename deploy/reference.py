@@ -6,7 +6,6 @@ make reference
 import argparse
 import re
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
@@ -64,7 +63,7 @@ def pages() -> dict[Path, str]:
         "settings.md": ("Settings", rows_of_settings()),
         "errors.md": (
             "Codes",
-            sorted(map(row_of_error, ROW_BY_ERROR), key=itemgetter(0)),
+            sorted(map(row_of_error, ROW_BY_ERROR), key=lambda row: row[0].split()[0]),
         ),
         "metrics.md": ("Metrics", rows_of_metrics(metrics)),
         "openai.md": ("Fields without an effect", rows_of_neutral_fields()),
@@ -90,7 +89,8 @@ def with_finding(page: str, code: str, check: Check) -> str:
 
 def rows_of_settings() -> Iterator[Row]:
     for name, field in Settings.model_fields.items():
-        yield f"`{PREFIX}{name.upper()}`", default_text(field), field.description or ""
+        default = default_text(field)
+        yield f"`{PREFIX}{name.upper()}`{default and f' ({default})'}", field.description or ""
 
 
 def default_text(field: FieldInfo) -> str:
@@ -108,19 +108,19 @@ def default_text(field: FieldInfo) -> str:
 def row_of_error(error: type[GatewayError]) -> Row:
     row = ROW_BY_ERROR[error]
     outcome = "" if error.outcome == "client_error" else f" (`{error.outcome}`)"
-    return str(row.status), f"`{error.code}`{outcome}", row.meaning
+    return f"{row.status} `{error.code}`{outcome}", row.meaning
 
 
 def rows_of_metrics(metrics: Metrics) -> Iterator[Row]:
-    """Only the collector itself knows the labels of a metric without samples."""
+    """Only the collector itself has the labels of a metric without samples."""
     for collector in metrics.registry._collector_to_names:
-        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
+        labels = ", ".join(getattr(collector, "_labelnames", ()))
         for family in collector.collect():
             if family.name.startswith("process_"):  # as of every program with prometheus-client
                 continue
             name = f"{family.name}_total" if family.type == "counter" else family.name
             assert family.type == type_of(name), f"docs/reference/metrics.md gives the wrong type for {name}"
-            yield f"`{name}`", labels, family.documentation.rstrip(".")
+            yield f"`{name}{{{labels}}}`" if labels else f"`{name}`", family.documentation.rstrip(".")
 
 
 def type_of(metric: str) -> str:

@@ -146,9 +146,8 @@ class Choice(ABC):
         self._read_length = 0
         self.unread = deque[str]()
         """Text that was not read yet. :meth:`catch_up` reads on."""
-        self._call_count = 0
         self._arguments: list[list[str]] = []
-        """The arguments of each call, if a call is required."""
+        """One for each call: its arguments, if a call is required."""
         self._arguments_length = 0
         self._is_first = True
         """Whether there was no chunk. The next one has these:"""
@@ -210,7 +209,7 @@ class Choice(ABC):
         if options.tools.is_required and self.early_exit is None:
             self._check_calls()
         # After a call that the request names, OpenAI's finish reason is ``stop``.
-        if self._call_count and not options.tools.is_named and self.finish_reason == "stop":
+        if self._arguments and not options.tools.is_named and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
         rest = self._chunk() if options.stream else None
         end = self._chunk(self.finish_reason)
@@ -246,7 +245,7 @@ class Choice(ABC):
 
     def _check_calls(self) -> None:
         """Raises ToolCallMissing if there is no call, or one that is complete but wrong."""
-        if not self._call_count:
+        if not self._arguments:
             raise ToolCallMissing("The model did not call a function, which tool_choice requires.")
         if self._arguments_length > MAX_CHECKED_CHARACTERS:
             raise ToolCallMissing("The model called a function with arguments that are too large to be checked.")
@@ -296,11 +295,10 @@ class Choice(ABC):
             elif part.kind == "reasoning":
                 self._reasoning.append(part.text)
             elif part.kind == "call":
-                self._call_count += 1
                 self._arguments.append([])
-                if self._call_count == 1 or tools.is_parallel:
+                if len(self._arguments) == 1 or tools.is_parallel:
                     id_ = secrets.token_hex(5)[:9] if tools.has_short_ids else f"call_{secrets.token_hex(12)}"
-                    index = {"index": self._call_count - 1} if self._options.stream else {}
+                    index = {"index": len(self._arguments) - 1} if self._options.stream else {}
                     function = {"name": part.text, "arguments": []}
                     self._calls.append({**index, "id": id_, "type": "function", "function": function})
             else:
@@ -308,9 +306,9 @@ class Choice(ABC):
                     self._arguments_length += len(part.text)
                     if self._arguments_length <= MAX_CHECKED_CHARACTERS:
                         self._arguments[-1].append(part.text)
-                if self._call_count == 1 or tools.is_parallel:
+                if len(self._arguments) == 1 or tools.is_parallel:
                     if not self._calls:
-                        self._calls.append({"index": self._call_count - 1, "function": {"arguments": []}})
+                        self._calls.append({"index": len(self._arguments) - 1, "function": {"arguments": []}})
                     self._calls[-1]["function"]["arguments"].append(part.text)
 
 

@@ -121,7 +121,7 @@ def tags_of(_visible: Visible) -> Mapping[str, str]:
 
 def completions(visible: Visible) -> Iterator[Operation]:
     def described(pipeline: Pipeline, form: TextForm) -> Described:
-        fields = _text_fields(pipeline, form) | {"echo": schema_of(bool | None)}
+        fields = _text_fields(pipeline, form, {"echo": bool})
         schema = _schema(pipeline, form, {"prompt": schema_of(texts.OneText)}, fields)
         example = {"prompt": example_of(pipeline).get(form.prompt, "text")}
         return schema | {"dependentSchemas": {"stream_options": _NEEDS_STREAM}}, example
@@ -140,8 +140,7 @@ def chat(visible: Visible) -> Iterator[Operation]:
             types |= {"tools": ToolList, "tool_choice": ToolChoice, "parallel_tool_calls": bool}
         if form.reasoning is not None:
             types |= {"chat_template_kwargs": dict[str, Any], "reasoning_effort": ReasoningEffort}
-        fields = {name: schema_of(type_ | None) for name, type_ in types.items()}
-        schema = _schema(pipeline, form, {"messages": messages}, _text_fields(pipeline, form) | fields)
+        schema = _schema(pipeline, form, {"messages": messages}, _text_fields(pipeline, form, types))
         if form.images is not None:  # they may be in the messages
             names = form.field_by_parameter
             schema["required"] = [name for name in schema["required"] if names.get(name) != form.images.input]
@@ -235,18 +234,15 @@ _NEEDS_STREAM: Schema = {
 }
 
 
-def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
-    """The fields that the gateway supports, and the values of other fields that have no effect."""
-    fields = {name: each.schema for name, each in NEUTRAL_OF_TEXTS.items()}
-    fields["stop"] = schema_of(texts.Stop | None)
-    fields["stream"] = enum_of([False, None])
-    fields["n"] = schema_of(texts.Choices | None)
+def _text_fields(pipeline: Pipeline, form: TextForm, own: Mapping[str, Any]) -> Schema:
+    """The fields that the gateway supports, ``own`` of one address, and the values of those that have no effect."""
+    types: dict[str, Any] = {"stop": texts.Stop, "stream": Literal[False], "n": texts.Choices}
     if form.openai.logprobs is not None:
-        fields["logprobs"] = fields["top_logprobs"] = schema_of(texts.Logprobs | None)
+        types |= {"logprobs": texts.Logprobs, "top_logprobs": texts.Logprobs}
     if pipeline.spec.stream is not None:
-        fields["stream"] = schema_of(bool | None)
-        fields["stream_options"] = schema_of(texts.StreamOptions | None)
-    return fields
+        types |= {"stream": bool, "stream_options": texts.StreamOptions}
+    neutral = {name: each.schema for name, each in NEUTRAL_OF_TEXTS.items()}
+    return neutral | {name: schema_of(type_ | None) for name, type_ in {**types, **own}.items()}
 
 
 def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema, fields: Schema) -> Schema:

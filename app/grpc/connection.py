@@ -77,15 +77,10 @@ class Http2Connection(asyncio.Protocol):
         call.timer = self.loop.call_later(timeout_s, call.expire)
         self.awaited.add(call)
         if self._rest is not None:
-            self._end_rest()
+            self.end_rest()
         if not self._will_flush:
             self._will_flush = True
             self.loop.call_soon(self.flush)
-
-    def read_at_once(self, call: Http2Stream) -> None:
-        """Reads without pauses while the call is ``awaited``."""
-        self.awaited.add(call)
-        self._end_rest()
 
     def cancel(self, call: Http2Stream) -> None:
         """Ends a call for the server. The call gets no further events."""
@@ -154,12 +149,12 @@ class Http2Connection(asyncio.Protocol):
         if is_busy and self.is_open and not self._transport.is_closing():
             # While it rests, a TLS transport may still pass on received bytes.
             self._transport.pause_reading()
-            self._rest = self.loop.call_later(REST_S, self._end_rest)
+            self._rest = self.loop.call_later(REST_S, self.end_rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection was lost: {exc}" if exc else "the connection was closed")
 
-    def _end_rest(self) -> None:
+    def end_rest(self) -> None:
         """Reads again. A no-op if reading is not paused."""
         if self._rest is not None:
             self._rest.cancel()
@@ -439,7 +434,8 @@ class Http2StreamCall(Http2Call):
     def time_arrivals(self) -> None:
         self._is_timed = True
         if not self._is_over:
-            self._connection.read_at_once(self)
+            self._connection.awaited.add(self)
+            self._connection.end_rest()
 
     @property
     def is_receiving(self) -> bool:

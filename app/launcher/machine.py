@@ -34,7 +34,10 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """The machine this process runs on."""
-        return cls(platform.system(), platform.machine(), _glibc(), _has_glibcxx())
+        name, version = platform.libc_ver()
+        major, _, minor = version.partition(".")
+        glibc = (int(major), int(minor.partition(".")[0])) if name == "glibc" else None
+        return cls(platform.system(), platform.machine(), glibc, _has_glibcxx())
 
 
 def refusals(machine: Machine) -> list[str]:
@@ -56,12 +59,6 @@ def refusals(machine: Machine) -> list[str]:
             f"(Debian and Ubuntu: `apt-get install libstdc++6`), or {_SIDECAR}."
         )
     return found
-
-
-def _glibc() -> tuple[int, int] | None:
-    name, version = platform.libc_ver()
-    major, _, minor = version.partition(".")
-    return (int(major), int(minor.partition(".")[0])) if name == "glibc" else None
 
 
 def _has_glibcxx() -> bool:

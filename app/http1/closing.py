@@ -7,6 +7,7 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from socket import AF_UNIX, IPPROTO_TCP, TCP_NOTSENT_LOWAT
 from typing import Any, Literal, cast
 
@@ -47,28 +48,30 @@ READING_S = 0.001
 """In this time the event loop reads what has arrived."""
 
 
-class StateTimer:
-    """The timeout of a connection's state: :meth:`start` replaces an earlier one.
+class Timer:
+    """A timeout of a connection: :meth:`start` replaces an earlier one.
 
     After a turn that took long, uvloop runs timers before it reads, so the action waits until what has arrived is read:
     reading may stop the timer.
     """
 
+    __slots__ = ("_loop", "pending")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._pending: asyncio.TimerHandle | None = None
+        self.pending: asyncio.TimerHandle | None = None
 
     def start(self, delay_s: float, action: Callable[[], None]) -> None:
         self.stop()
-        self._pending = self._loop.call_later(delay_s, self._let_read, action)
+        self.pending = self._loop.call_later(delay_s, self._let_read, action)
 
     def stop(self) -> None:
-        if self._pending is not None:
-            self._pending.cancel()
-            self._pending = None
+        if self.pending is not None:
+            self.pending.cancel()
+            self.pending = None
 
     def _let_read(self, action: Callable[[], None]) -> None:
-        self._pending = self._loop.call_later(READING_S, action)
+        self.pending = self._loop.call_later(READING_S, action)
 
 
 LINGER_S = 2.0
@@ -103,10 +106,8 @@ class ClosingProtocol(HttpToolsProtocol):
     def __init__(self, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.pipeline = _NOTHING_WAITS
-        self.state_timer = StateTimer(self.loop)
+        self.state_timer, self._unsent_timer, self._disconnect_timer = (Timer(self.loop) for _ in range(3))
         self.is_ending = False
-        self._unsent_timer: asyncio.TimerHandle | None = None
-        self._disconnect_timer: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -119,10 +120,8 @@ class ClosingProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_ending = True
-        self.state_timer.stop()
-        for timer in (self._unsent_timer, self._disconnect_timer):
-            if timer is not None:
-                timer.cancel()
+        for timer in (self.state_timer, self._unsent_timer, self._disconnect_timer):
+            timer.stop()
         super().connection_lost(exc)
 
     def end(self, *, lingers: bool) -> None:
@@ -161,13 +160,11 @@ class ClosingProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unsent_timer is not None and not self.is_ending:
-            self._unsent_timer.cancel()
+        if not self.is_ending:
+            self._unsent_timer.stop()
 
     def _watch_unsent(self) -> None:
         """Aborts the connection if the client reads nothing of the answer for the time of the keep-alive."""
-        if self._unsent_timer is not None:
-            self._unsent_timer.cancel()
         before = self.transport.get_write_buffer_size()
 
         def check() -> None:
@@ -176,15 +173,15 @@ class ClosingProtocol(HttpToolsProtocol):
             else:
                 self.transport.abort()
 
-        self._unsent_timer = self.loop.call_later(self.timeout_keep_alive, check)
+        self._unsent_timer.start(self.timeout_keep_alive, check)
 
     def watch_for_disconnect(self) -> None:
         """Checks for a disconnect once a second, because the event loop does not notice it while reading is paused."""
-        if self._disconnect_timer is None:
-            self._disconnect_timer = self.loop.call_later(DISCONNECT_CHECK_S, self._check_for_disconnect)
+        if self._disconnect_timer.pending is None:
+            self._disconnect_timer.start(DISCONNECT_CHECK_S, self._check_for_disconnect)
 
     def _check_for_disconnect(self) -> None:
-        self._disconnect_timer = None
+        self._disconnect_timer.stop()
         if self.flow.read_paused and has_event(self.transport, _CLOSED_BY_CLIENT):
             self.transport.abort()
         elif self.flow.read_paused:
@@ -194,9 +191,7 @@ class ClosingProtocol(HttpToolsProtocol):
         """Finds out whether the client has closed its connection, or only its side of it and waits for the answer."""
         self.transport.write(INTERIM_ANSWER)
         until = self.loop.time() + HALF_CLOSED_S
-        self._disconnect_timer = self.loop.call_later(
-            FIRST_RESET_CHECK_S, self._check_for_reset, FIRST_RESET_CHECK_S, until
-        )
+        self._disconnect_timer.start(FIRST_RESET_CHECK_S, partial(self._check_for_reset, FIRST_RESET_CHECK_S, until))
 
     def _check_for_reset(self, pause_s: float, until: float) -> None:
         """An answer that has begun needs no limit, because its writing fails after a reset."""
@@ -207,7 +202,7 @@ class ClosingProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif not is_late:
             pause_s = min(2 * pause_s, DISCONNECT_CHECK_S)
-            self._disconnect_timer = self.loop.call_later(pause_s, self._check_for_reset, pause_s, until)
+            self._disconnect_timer.start(pause_s, partial(self._check_for_reset, pause_s, until))
 
 
 def has_event(transport: asyncio.Transport, event: int = 0) -> bool:

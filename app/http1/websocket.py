@@ -18,7 +18,7 @@ from websockets.server import ServerProtocol
 
 from app.core.aio import LeakyBucket
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, TooManyRequests
-from app.http1.closing import ClosingProtocol
+from app.http1.closing import ClosingProtocol, Timer
 
 CONTROL_FRAMES_PER_S = 20
 CONTROL_FRAMES_AT_ONCE = 200
@@ -150,9 +150,8 @@ class WebSocket:
         self._controls = LeakyBucket(CONTROL_FRAMES_PER_S, CONTROL_FRAMES_AT_ONCE)
         self._is_alive = True
         """Whether something was received since the last ping."""
-        self._ping_timer = self._loop.call_later(terms.ping_s, self._ping)
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._end_timer: asyncio.TimerHandle | None = None
+        self._ping_timer, self._stall_timer, self._end_timer = (Timer(self._loop) for _ in range(3))
+        self._ping_timer.start(terms.ping_s, self._ping)
 
     async def receive(self) -> Message | None:
         """Returns the next message; None after the end, or after :meth:`stop_receiving`."""
@@ -186,7 +185,7 @@ class WebSocket:
             self._protocol.send_close(reason.code, reason)
             self._write()
             self._set_closed(reason)
-            self._end_timer = self._loop.call_later(CLOSE_S, partial(self._end, lingers=False))
+            self._end_timer.start(CLOSE_S, partial(self._end, lingers=False))
 
     async def ended(self) -> None:
         """Waits until the connection has ended."""
@@ -315,7 +314,7 @@ class WebSocket:
             message.release()
         self._messages.clear()
         self._idle.pop(self, None)
-        self._ping_timer.cancel()
+        self._ping_timer.stop()
         self._arrived.set()
         self._limit_reading()
         on_closed, self.on_closed = self.on_closed, None
@@ -327,9 +326,7 @@ class WebSocket:
 
         ``lingers``: unless the client has had time to read it.
         """
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-        self._end_timer = self._loop.call_later(self._terms.send_s, self._abort_unsent)
+        self._end_timer.start(self._terms.send_s, self._abort_unsent)
         self._connection.end(lingers=lingers and self._protocol.close_rcvd is None)
 
     def _abort_unsent(self) -> None:
@@ -349,7 +346,7 @@ class WebSocket:
             self._is_alive = False
             self._protocol.send_ping(b"")
             self._write()
-        self._ping_timer = self._loop.call_later(self._terms.ping_s, self._ping)
+        self._ping_timer.start(self._terms.ping_s, self._ping)
 
     def pause_writing(self) -> None:
         self._connection.pause_writing()
@@ -358,8 +355,7 @@ class WebSocket:
 
     def resume_writing(self) -> None:
         self._connection.resume_writing()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
+        self._stall_timer.stop()
         self._limit_reading()
 
     def _watch_progress(self, still_s: float) -> None:
@@ -373,7 +369,7 @@ class WebSocket:
             else:
                 self._watch_progress(now_still_s)
 
-        self._stall_timer = self._loop.call_later(step_s, check)
+        self._stall_timer.start(step_s, check)
 
     def eof_received(self) -> bool | None:
         """Without a close frame, the connection is lost."""
@@ -383,9 +379,8 @@ class WebSocket:
         self._connection.connection_lost(exc)
         if self.reason is None:
             self._set_closed(CloseReason.LOST)
-        for timer in (self._stall_timer, self._end_timer):
-            if timer is not None:
-                timer.cancel()
+        self._stall_timer.stop()
+        self._end_timer.stop()
         self._fragments = bytearray()
         self._protocol.reader.discard()
         self._protocol.parser.close()  # a generator of the protocol, which refers to it, as its error does

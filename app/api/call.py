@@ -24,7 +24,7 @@ from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExce
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, TraceContext, bytes_array
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.observability.tracing import SpanKind, Tracer, end_stream_span
+from app.observability.tracing import Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline, Target
 from app.pipelines.run import run
@@ -69,7 +69,7 @@ class Inference:
     engine: Engine
     catalog: Catalog
     metrics: Metrics
-    tracer: Tracer = field(default_factory=Tracer)
+    tracer: Tracer = None
     workload: Workload = field(default_factory=Workload)
     admission: Admission = field(default_factory=Admission)
     admitted: Sequence[Callable[[Exchange, Pipeline], None]] = ()
@@ -421,10 +421,11 @@ class RecordedStream(Stream):
         self._inference, self._call, self._record, self._slot = inference, call, record, slot
         self._is_resumable = is_resumable
         record.triton_request_id, record.triton_at = call.requests[0].request_id, time.perf_counter()
-        self.span = inference.tracer.start(f"stream {target.name}", SpanKind.INTERNAL, record.trace)
+        tracer = inference.tracer
+        self.span = None if tracer is None else tracer.start(f"stream {target.name}", "INTERNAL", record.trace)
         super().__init__(
             request_id=record.request_id,
-            responses=inference.responses_of(call, slot, self.span.trace),
+            responses=inference.responses_of(call, slot, record.trace if self.span is None else self.span.trace),
             answer=call.answer,
             deadline=call.deadline,
             first_s=target.stream_terms.longest_first_s,
@@ -454,9 +455,10 @@ class RecordedStream(Stream):
         self._inference.abandon(self._call)
 
     def on_end(self) -> None:
-        end_stream_span(
-            self.span, outputs=self.outputs, outcome=self.outcome, error=self.error, early_exit=self.early_exit
-        )
+        if self.span is not None:
+            end_stream_span(
+                self.span, outputs=self.outputs, outcome=self.outcome, error=self.error, early_exit=self.early_exit
+            )
         record = self._record
         record.triton_s = max(record.duration_s - self.own_s - record.queue_s, 0.0)
         record.stream_ended = time.perf_counter()

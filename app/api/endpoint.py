@@ -39,7 +39,7 @@ from app.core.answer import WholeAnswer
 from app.core.inference import Deadline, InferenceRequest
 from app.core.json import Schema
 from app.core.text import is_loopback, nearest_of
-from app.observability.tracing import SpanKind, end_request_span
+from app.observability.tracing import end_request_span
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
 from app.streams.store import StartedStream, StreamStore
@@ -88,7 +88,7 @@ class Application:
         posts = (each for each in self.routes if isinstance(each, Route) and "POST" in (each.methods or ()))
         self._inference_routes = [each for each in posts if getattr(each.endpoint, "transport", None) is not None]
         self._beginnings = {"/".join(each.path.split("/")[:3]) for each in self.routes if isinstance(each, Route)}
-        self._tracer = None if self.inference.tracer.is_noop else self.inference.tracer
+        self._tracer = self.inference.tracer
         self._app = self._route if self.cors is None else self.cors(self._route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +96,7 @@ class Application:
         record, span = exchange.record, None
         scope["state"]["exchange"] = exchange
         if self._tracer is not None and record.method == "POST":  # every inference is a POST
-            span = self._tracer.start("POST", SpanKind.SERVER, record.trace)
+            span = self._tracer.start("POST", "SERVER", record.trace)
             record.trace = span.trace
         try:
             if self.rules is not None:

@@ -30,8 +30,7 @@ class BackgroundTasks:
     async def close(self, within_s: float | None = None) -> None:
         """Waits for the running tasks. Cancels those that take longer than ``within_s`` seconds."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), within_s)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -11,21 +11,19 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from app.core.inference import TraceContext
-from app.observability.tracing import Attributes, Span, SpanKind, Tracer
+from app.observability.tracing import Attributes, SpanKind
 
 SERVICE_NAME = "triton-gateway"
 CLOSE_S = 3.0
 """Time limit for the remaining spans, so that a collector cannot delay the end of the process."""
 
 
-class OtlpTracer(Tracer):
+class OtlpTracer:
     """Sends spans in the background, in batches, and drops spans that the collector does not accept.
 
     OpenTelemetry's own ``OTEL_*`` variables set the sampling, the batches and the resource. By default the caller's
     ``traceparent`` decides the sampling; a request without ``traceparent`` is sampled.
     """
-
-    is_noop = False
 
     def __init__(self, url: str, version: str) -> None:
         """``url``: the collector's address for traces, path included."""
@@ -34,13 +32,14 @@ class OtlpTracer(Tracer):
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("triton_gateway", version)
 
-    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
+    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> "OtlpSpan":
         context = Context()  # not that of the running task: without a parent, the span begins a trace
         if parent is not None:
             context = api.set_span_in_context(api.NonRecordingSpan(_span_context_of(parent)), context)
-        return OtlpSpan(self._tracer.start_span(name, context, api.SpanKind[kind.name]))
+        return OtlpSpan(self._tracer.start_span(name, context, api.SpanKind[kind]))
 
     async def close(self) -> None:
+        """Sends the remaining spans; returns after a few seconds at most."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, CLOSE_S)
@@ -48,19 +47,21 @@ class OtlpTracer(Tracer):
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-class OtlpSpan(Span):
-    is_noop = False
+class OtlpSpan:
+    """``trace``: the parent of its children."""
 
     def __init__(self, span: api.Span) -> None:
         own = span.get_span_context()
         ids = api.format_trace_id(own.trace_id), api.format_span_id(own.span_id)
-        super().__init__(TraceContext(*ids, own.trace_flags, own.trace_state.to_header()))
+        self.trace = TraceContext(*ids, own.trace_flags, own.trace_state.to_header())
         self._span = span
 
     def link(self, other: TraceContext) -> None:
+        """Links the span to a span of another trace. Call it before :meth:`end`."""
         self._span.add_link(_span_context_of(other))
 
     def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
+        """``error``: an error code, which marks the span as failed. ``name`` replaces the span's first name."""
         self._span.set_attributes(attributes)
         if name is not None:
             self._span.update_name(name)

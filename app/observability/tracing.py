@@ -5,7 +5,7 @@ Opens the tracer of the settings. Imports the OpenTelemetry SDK only if a collec
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -14,7 +14,13 @@ from app.core.errors import GatewayError, Outcome
 from app.core.inference import InferenceRequest, TraceContext
 from app.observability.record import RequestRecord
 
+if TYPE_CHECKING:
+    from app.observability.otlp import OtlpSpan, OtlpTracer
+
 Attributes = Mapping[str, str | int]
+SpanKind = Literal["SERVER", "INTERNAL", "CLIENT"]
+Tracer: TypeAlias = "OtlpTracer | None"
+"""None without a collector."""
 
 _FAULTS = {
     Outcome.MODEL_ERROR,
@@ -26,48 +32,13 @@ _FAULTS = {
 """Outcomes that mark a span as an error. Client errors do not (OpenTelemetry: HTTP server spans)."""
 
 
-class SpanKind(StrEnum):
-    SERVER = "server"
-    INTERNAL = "internal"
-    CLIENT = "client"
-
-
-class Span:
-    """A no-op: child spans attach to its parent. ``trace`` is the parent of child spans."""
-
-    is_noop = True
-
-    def __init__(self, trace: TraceContext | None) -> None:
-        self.trace = trace
-
-    def link(self, other: TraceContext) -> None:
-        """Links the span to a span of another trace. Call it before :meth:`end`."""
-
-    def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
-        """``error``: an error code, which marks the span as failed. ``name`` replaces the span's first name."""
-
-
-class Tracer:
-    """Starts no-op spans."""
-
-    is_noop = True
-
-    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
-        return Span(parent)
-
-    async def close(self) -> None:
-        """Sends the remaining spans; returns after a few seconds at most."""
-
-
 def trace_of(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceContext | None:
     """The caller's trace from its headers; None unless there is exactly one valid ``traceparent``."""
     return TraceContext.parse(traceparents[0], ",".join(tracestates)) if len(traceparents) == 1 else None
 
 
-def end_request_span(span: Span, record: RequestRecord, route: str | None) -> None:
+def end_request_span(span: "OtlpSpan", record: RequestRecord, route: str | None) -> None:
     """``route``: the template of the path, or None if no route matched."""
-    if span.is_noop:
-        return
     attributes: dict[str, str | int] = {
         "http.request.method": record.method,
         "triton_gateway.request_id": record.request_id,
@@ -101,12 +72,11 @@ def end_request_span(span: Span, record: RequestRecord, route: str | None) -> No
 
 
 def end_stream_span(
-    span: Span, *, outputs: int, outcome: Outcome | None, error: GatewayError | None, early_exit: str | None
+    span: "OtlpSpan", *, outputs: int, outcome: Outcome | None, error: GatewayError | None, early_exit: str | None
 ) -> None:
     """Called with the stream's terminal event."""
-    if not span.is_noop:
-        attributes, fault = _outcome_of(outcome or Outcome.OK, error, early_exit)
-        span.end({"triton_gateway.outputs": outputs} | attributes, error=fault)
+    attributes, fault = _outcome_of(outcome or Outcome.OK, error, early_exit)
+    span.end({"triton_gateway.outputs": outputs} | attributes, error=fault)
 
 
 def _outcome_of(
@@ -121,20 +91,20 @@ def _outcome_of(
     return attributes, error.code if error is not None and outcome in _FAULTS else None
 
 
-def traced_call(tracer: Tracer, request: InferenceRequest, method: str) -> ObservedCall:
+def traced_call(tracer: "OtlpTracer", request: InferenceRequest, method: str) -> ObservedCall:
     """Opens a span for a call. Triton's own spans are children of that span.
 
     The gateway's internal requests, such as a warm-up, have no trace and get no span.
     """
     if request.trace is None:
         return ObservedCall(request, method)
-    span = tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace)
+    span = tracer.start(f"{method} {request.model}", "CLIENT", request.trace)
     return _TracedCall(replace(request, trace=span.trace), method, span)
 
 
 @dataclass(eq=False)
 class _TracedCall(ObservedCall):
-    span: Span
+    span: "OtlpSpan"
 
     def ended(self, code: str, error: GatewayError | None) -> None:
         attributes = {
@@ -152,7 +122,7 @@ class _TracedCall(ObservedCall):
 def tracer_of(url: str | None, version: str) -> Tracer:
     """``url``: the collector's address for traces; None: no spans. Close the tracer at the end."""
     if url is None:
-        return Tracer()
+        return None
     from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
 
     return OtlpTracer(url, version)

@@ -127,8 +127,8 @@ async def _run_gateway(
         for port, name in ((settings.port, "PORT"), (settings.admin_port, "ADMIN_PORT"))
     )
     port, admin_port = main.getsockname()[1], admin.getsockname()[1]
-    tracer = tracer_of(settings.traces_url, __version__)
-    stack.push_async_callback(tracer.close)
+    if (tracer := tracer_of(settings.traces_url, __version__)) is not None:
+        stack.push_async_callback(tracer.close)
     store = None
     if worker is None or settings.redis_url is not None:
         store = await stack.enter_async_context(open_store(settings))

@@ -175,7 +175,7 @@ class Servers:
         is_single = triton.is_single
         health = TritonHealth(self.declarations.of, self._count_fault, may_reload=settings.triton_repair)
         observers: list[CallObserver] = [partial(CountedCall, metrics=metrics, address="" if is_single else address)]
-        if settings.traces_url is not None:
+        if self.tracer is not None:
             observers.append(partial(traced_call, self.tracer))
         if settings.log_tensors == "shapes":
             observers.append(LoggedCall)

@@ -18,7 +18,6 @@ from redis import Redis
 from app import __version__
 from app.core.errors import UpstreamUnavailable
 from app.observability.otlp import OtlpTracer
-from app.observability.tracing import SpanKind
 from app.pipelines.file import read_gateway_file
 from app.process.serving import open_store
 from app.settings import Settings, read_settings
@@ -291,7 +290,7 @@ async def test_a_collector_with_a_certificate_of_the_authority_gets_spans(
         for trusted, received in ((None, []), (authority.path, ["/v1/traces"])):
             with only_variables(trusted):
                 tracer = OtlpTracer(f"https://localhost:{port}/v1/traces", "0")
-                tracer.start("test", SpanKind.SERVER, None).end({})
+                tracer.start("test", "SERVER", None).end({})
                 await tracer.close()
             assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
             assert paths == received

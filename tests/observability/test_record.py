@@ -28,15 +28,8 @@ from app.core.inference import InferenceRequest, SentAs, TraceContext
 from app.observability.metrics import CountedCall, Metrics
 from app.observability.otlp import OtlpTracer
 from app.observability.record import RequestRecord, request_id_of
-from app.observability.tracing import (
-    SpanKind,
-    Tracer,
-    end_request_span,
-    end_stream_span,
-    trace_of,
-    traced_call,
-    tracer_of,
-)
+from app.observability.tracing import end_request_span, end_stream_span, trace_of, traced_call, tracer_of
+from tests.api.conftest import PNG, scripted
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.models import refusal
 
@@ -234,13 +227,14 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-async def tracer(collector: Collector) -> AsyncIterator[Tracer]:
+async def tracer(collector: Collector) -> AsyncIterator[OtlpTracer]:
     opened = tracer_of(f"{collector.url}/v1/traces", "1.2.3")
+    assert opened is not None
     yield opened
     await opened.close()
 
 
-async def sent(tracer: Tracer, collector: Collector) -> list[Span]:
+async def sent(tracer: OtlpTracer, collector: Collector) -> list[Span]:
     await tracer.close()
     return collector.spans
 
@@ -258,9 +252,14 @@ def test_the_trace_context_is_read_from_exactly_one_valid_header() -> None:
         assert trace_of(traceparents, ["a=1"]) is None
 
 
-def test_without_a_collector_the_parent_is_the_callers_span() -> None:
-    assert Tracer().start("POST", SpanKind.SERVER, CALLER).trace == CALLER
-    assert Tracer().start("POST", SpanKind.SERVER, None).trace is None
+async def test_without_a_collector_the_parent_is_the_callers_span() -> None:
+    assert tracer_of(None, "1.2.3") is None
+    requests: dict[str, dict[str, Any]] = {"read": {"files": {"image": PNG}}, "write/stream": {"json": {"prompt": "x"}}}
+    async with scripted() as api:
+        for path, body in requests.items():
+            for headers, trace in (({}, None), ({"traceparent": CALLER.traceparent, "tracestate": "a=1,b=2"}, CALLER)):
+                await api.client.post(f"/v1/pipelines/{path}", headers=headers, **body)
+                assert api.engine.requests[-1].trace == trace
 
 
 def test_without_a_collector_the_sdk_is_not_imported() -> None:
@@ -271,10 +270,10 @@ def test_without_a_collector_the_sdk_is_not_imported() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tracer, collector: Collector) -> None:
+async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: OtlpTracer, collector: Collector) -> None:
     record = inference(triton_request_id="tid")
     record.exit_early("no_text")
-    span = tracer.start("POST", SpanKind.SERVER, CALLER)
+    span = tracer.start("POST", "SERVER", CALLER)
     end_request_span(span, record, "/v1/pipelines/{name}")
     (seen,) = await sent(tracer, collector)
     assert (seen.name, seen.kind, seen.service) == ("POST /v1/pipelines/{name}", 2, "triton-gateway")
@@ -296,12 +295,12 @@ async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tra
 
 
 async def test_the_span_of_a_request_links_to_the_trace_of_its_shared_call(
-    tracer: Tracer, collector: Collector
+    tracer: OtlpTracer, collector: Collector
 ) -> None:
     other = TraceContext("5" * 32, "6" * 16, 1)
     for trace in (other, CALLER):
         record = RequestRecord("rid", "POST", "/", sent_as=SentAs("tid", other, {"shared_with": 23}), trace=trace)
-        end_request_span(tracer.start("POST", SpanKind.SERVER, CALLER), record, None)
+        end_request_span(tracer.start("POST", "SERVER", CALLER), record, None)
     own, linked = await sent(tracer, collector)
     assert (own.links, linked.links) == ((), (other.span_id,))
     assert linked.attributes["triton_gateway.shared_with"] == 23
@@ -317,10 +316,10 @@ async def test_the_span_of_a_request_links_to_the_trace_of_its_shared_call(
     ],
 )
 async def test_the_span_of_a_language_model_has_its_tokens(
-    tracer: Tracer, collector: Collector, operation: str, tokens: Tokens | None, expected: dict[str, Any] | None
+    tracer: OtlpTracer, collector: Collector, operation: str, tokens: Tokens | None, expected: dict[str, Any] | None
 ) -> None:
     record = RequestRecord("rid", "POST", "/", pipeline="llama", operation=operation, tokens=tokens)
-    end_request_span(tracer.start("POST", SpanKind.SERVER, CALLER), record, None)
+    end_request_span(tracer.start("POST", "SERVER", CALLER), record, None)
     (seen,) = await sent(tracer, collector)
     found = {name[7:]: value for name, value in seen.attributes.items() if name.startswith("gen_ai.")}
     assert found == ({} if expected is None else {"provider.name": "triton", "request.model": "llama", **expected})
@@ -330,16 +329,16 @@ async def test_the_span_of_a_language_model_has_its_tokens(
     ("error", "is_error"), [(ModelError("secret detail"), True), (InvalidInput("secret detail"), False)]
 )
 async def test_only_server_faults_mark_a_span_as_error(
-    tracer: Tracer, collector: Collector, error: GatewayError, is_error: bool
+    tracer: OtlpTracer, collector: Collector, error: GatewayError, is_error: bool
 ) -> None:
-    end_request_span(tracer.start("POST", SpanKind.SERVER, None), failing(error), None)
+    end_request_span(tracer.start("POST", "SERVER", None), failing(error), None)
     (seen,) = await sent(tracer, collector)
     assert (seen.is_error, seen.attributes["error.type"], seen.name) == (is_error, error.code, "POST")
     assert "secret" not in str(seen)
 
 
-async def test_a_stream_span_has_the_result(tracer: Tracer, collector: Collector) -> None:
-    span = tracer.start("stream p", SpanKind.INTERNAL, CALLER)
+async def test_a_stream_span_has_the_result(tracer: OtlpTracer, collector: Collector) -> None:
+    span = tracer.start("stream p", "INTERNAL", CALLER)
     end_stream_span(span, outputs=3, outcome=Outcome.MODEL_ERROR, error=ModelError("x"), early_exit=None)
     (seen,) = await sent(tracer, collector)
     assert seen.is_error
@@ -350,15 +349,15 @@ async def test_a_stream_span_has_the_result(tracer: Tracer, collector: Collector
     }
 
 
-async def test_an_unsampled_trace_is_passed_on_but_not_recorded(tracer: Tracer, collector: Collector) -> None:
-    span = tracer.start("POST", SpanKind.SERVER, UNSAMPLED)
+async def test_an_unsampled_trace_is_passed_on_but_not_recorded(tracer: OtlpTracer, collector: Collector) -> None:
+    span = tracer.start("POST", "SERVER", UNSAMPLED)
     assert span.trace is not None
     assert (span.trace.trace_id, span.trace.is_sampled) == (CALLER.trace_id, False)
     end_request_span(span, failing(ModelError("x")), None)
     assert await sent(tracer, collector) == []
 
 
-async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, collector: Collector) -> None:
+async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: OtlpTracer, collector: Collector) -> None:
     own = InferenceRequest("m", ())  # a call of the gateway itself starts no trace
     call = traced_call(tracer, own, "ModelInfer")
     call.ended("OK", None)
@@ -382,7 +381,7 @@ async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, 
     ("code", "error"), [("INVALID_ARGUMENT", refusal("user text", "INVALID_ARGUMENT")), ("CANCELLED", None)]
 )
 async def test_the_span_of_a_call_has_its_code_and_never_its_message(
-    tracer: Tracer, collector: Collector, code: str, error: GatewayError | None
+    tracer: OtlpTracer, collector: Collector, code: str, error: GatewayError | None
 ) -> None:
     traced_call(tracer, InferenceRequest("m", (), trace=CALLER), "ModelStreamInfer").ended(code, error)
     (seen,) = await sent(tracer, collector)
@@ -396,7 +395,7 @@ async def test_otel_service_name_overrides_the_service_name(
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "front-door")
     tracer = OtlpTracer(f"{collector.url}/v1/traces", "1.2.3")
-    tracer.start("POST", SpanKind.SERVER, None).end({})
+    tracer.start("POST", "SERVER", None).end({})
     assert [span.service for span in await sent(tracer, collector)] == ["front-door"]
 
 
@@ -407,7 +406,7 @@ async def test_closing_does_not_wait_for_a_silent_collector(
     monkeypatch.setattr("app.observability.otlp.CLOSE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.CRITICAL):
         tracer = OtlpTracer(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces", "1.2.3")
-        tracer.start("POST", SpanKind.SERVER, None).end({})
+        tracer.start("POST", "SERVER", None).end({})
         started = time.monotonic()
         await tracer.close()
         assert time.monotonic() - started < 5.0

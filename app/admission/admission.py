@@ -1,11 +1,10 @@
 """Admission: a request takes a slot before it calls a model, and releases it at the end (docs/reference/load.md)."""
 
-import sys
 from dataclasses import dataclass
 from math import ceil
 
 from app.admission.limit import Limit, StreamLimit, ThroughputLimit
-from app.admission.scheduler import Claim, ModelQueue, PipelineAdmission, Quota
+from app.admission.scheduler import ModelQueue, PipelineAdmission, Quota
 from app.core.model import Capacity
 
 
@@ -42,7 +41,6 @@ class Admission:
         """By pipeline name and model name."""
         self._loads: dict[str, tuple[Capacity, int | None]] = {}
         """By model: what it can process at the same time, and the limit from gateway.yaml, if set."""
-        self._of_steps: dict[str, Claim] = {}
         self.callers: dict[str, Quota] = {}
         """Counts all requests of a caller with limits of its own, in all pipelines."""
 
@@ -74,13 +72,6 @@ class Admission:
                 model_queue = self.model_queues[model] = ModelQueue(model, limit)
             model_queue.limit = limit
         return model_queue
-
-    def claim_of_step(self, model: str, capacity: Capacity, in_flight: int | None = None) -> Claim:
-        """The claim of steps of requests that already run: they go before all requests that do not."""
-        queue = self.queue_of(model, capacity, in_flight)
-        if (claim := self._of_steps.get(model)) is None:
-            claim = self._of_steps[model] = Claim(queue, (Quota(),), priority=sys.maxsize)
-        return claim
 
     def share(self, total: int | None) -> int | None:
         """Returns this process's share of a limit. The shares add up to ``total``, but none is 0 unless ``total`` is.

@@ -192,6 +192,8 @@ class ModelQueue:
         self.model = model
         self.limit = limit
         self.running = 0
+        self.of_steps = Claim(self, (Quota(),), priority=sys.maxsize)
+        """The claim of steps of requests that already run: they go before all requests that do not."""
         self._queue = FairQueue[Waiter]()
         self._service_s = 0.0
         """Moving average of the time of a request in Triton; 0 before the first request has ended."""

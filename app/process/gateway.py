@@ -227,7 +227,7 @@ def layers_of(settings: Settings, inference: Inference, limits: Limits, share: S
 def _steps_of(engine: InferenceServer, admission: Admission, catalog: Catalog, metrics: Metrics) -> StepsEngine:
     def enter(step: PlannedStep, deadline: Deadline) -> Coroutine[Any, Any, Slot]:
         in_flight = catalog.oip_models.in_flight.get(step.config.name)
-        return admission.claim_of_step(step.config.name, step.capacity, in_flight).enter_again(deadline)
+        return admission.queue_of(step.config.name, step.capacity, in_flight).of_steps.enter_again(deadline)
 
     series = functools.cache(metrics.steps.labels)  # the labels are those of gateway.yaml
     return StepsEngine(engine, enter, lambda *labels: series(*labels).inc())

@@ -58,7 +58,7 @@ async def test_no_order_of_requests_locks_models_with_one_slot(seed: int) -> Non
     models = NumpyEngine(MODELS, pause=lambda _: rng.random() * 0.002)
 
     def enter(step: PlannedStep, deadline: Deadline) -> Any:
-        return admission.claim_of_step(step.config.name, one, 1).enter_again(deadline)
+        return admission.queue_of(step.config.name, one, 1).of_steps.enter_again(deadline)
 
     engine = StepsEngine(models, enter)
     configs = {name: each.config for name, each in MODELS.items()}
@@ -111,7 +111,7 @@ async def test_a_step_goes_before_requests_that_have_not_begun() -> None:
         for number in range(3):
             group.create_task(enter(f"new {number}", new.enter(deadline)))
             await asyncio.sleep(0)
-        group.create_task(enter("step", admission.claim_of_step("one", Capacity(), 1).enter_again(deadline)))
+        group.create_task(enter("step", admission.queue_of("one", Capacity(), 1).of_steps.enter_again(deadline)))
         await asyncio.sleep(0)
         running.leave()
     assert order == ["step", "new 0", "new 1", "new 2"]

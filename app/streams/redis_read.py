@@ -29,9 +29,9 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from app.core.errors import StreamEvicted, UpstreamUnavailable
-from app.streams.store import Reader, evicted, unknown
-from app.streams.stream import MAX_READ_BYTES, Event, EventName, ProblemOf, ReplayLog, check_resume, dropped
+from app.core.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
+from app.streams.store import EVICTED, UNKNOWN, Reader
+from app.streams.stream import DROPPED, MAX_READ_BYTES, Event, EventName, ProblemOf, ReplayLog, check_resume
 
 RedisClient = Any
 """redis-py's ``Redis``. Its types match neither chained calls on a pipeline nor the answers of protocol 2."""
@@ -114,9 +114,9 @@ class Keys:
 def check_known(known: Mapping[bytes, bytes]) -> None:
     """``known``: the hash of a stream. Raises UnknownStream or StreamEvicted."""
     if not known:
-        raise unknown()
+        raise UnknownStream(UNKNOWN)
     if b"evicted" in known:
-        raise evicted()
+        raise StreamEvicted(EVICTED)
 
 
 def event_of(entry: tuple[bytes, dict[bytes, bytes]]) -> Event:
@@ -214,7 +214,7 @@ class Tail(ReplayLog):
             self._count = max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))
             events = [event for event_id, event in enumerate(events, after + 1) if event.id == event_id]
             if not events:
-                raise dropped()
+                raise StreamEvicted(DROPPED)
             return events
 
     async def grown(self) -> None:
@@ -253,7 +253,7 @@ class Tailer:
                 known, newest, following = await pipe.execute()
             check_known(known)
             if b"written" in known and not newest:
-                raise dropped()
+                raise StreamEvicted(DROPPED)
             tail = Tail(self._requests, keys, known, event_of(newest[0]) if newest else None)
             first_id = after + 1 if following else tail.last_id + 1
             if not check_resume(after, first_id, tail.last_id, has_ended=tail.has_ended):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from redis.exceptions import RedisError
 
 from app.core.aio import BackgroundTasks
-from app.core.errors import Internal, StreamCancelled
+from app.core.errors import Internal, StreamCancelled, UnknownStream
 from app.streams.redis_read import (
     APPEND,
     LEASE_MS,
@@ -34,7 +34,7 @@ from app.streams.redis_read import (
     client_of,
     redis_errors,
 )
-from app.streams.store import KEEP_LIMITS, KeepLimits, KeptStream, Reader, StreamStore, new_stream_id, unknown
+from app.streams.store import KEEP_LIMITS, UNKNOWN, KeepLimits, KeptStream, Reader, StreamStore, new_stream_id
 from app.streams.stream import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog, ProblemOf, Stream
 
 REQUEST_CONNECTIONS = 8
@@ -146,7 +146,7 @@ class RedisStore(StreamStore):
         await self.caller_of(stream_id)
         async with redis_errors():
             if not await self._requests.delete(Keys(stream_id).stream):
-                raise unknown()
+                raise UnknownStream(UNKNOWN)
 
     async def claim_note(self, name: str, note: bytes, keep_s: float) -> bytes | None:
         key = f"{PREFIX}:note:{name}"

@@ -154,12 +154,8 @@ def new_stream_id() -> str:
     return secrets.token_urlsafe(16)
 
 
-def unknown() -> UnknownStream:
-    return UnknownStream("There is no such stream, or it has expired.")
-
-
-def evicted() -> StreamEvicted:
-    return StreamEvicted("The gateway dropped this ended stream to make room for newer ones.")
+UNKNOWN = "There is no such stream, or it has expired."
+EVICTED = "The gateway dropped this ended stream to make room for newer ones."
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +352,7 @@ class MemoryStore(StreamStore):
     def _found(self, stream_id: str) -> _Kept:
         kept = self._kept.get(stream_id)
         if kept is None:
-            raise evicted() if stream_id in self._evicted else unknown()
+            raise StreamEvicted(EVICTED) if stream_id in self._evicted else UnknownStream(UNKNOWN)
         return kept
 
     def _log_changed(self, kept: _Kept) -> None:

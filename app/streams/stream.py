@@ -124,8 +124,7 @@ def _count_within(events: Sequence[Event], max_bytes: int) -> int:
     return len(events)
 
 
-def dropped() -> StreamEvicted:
-    return StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
+DROPPED = "The events after this id were dropped: the buffer keeps only the newest events."
 
 
 def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) -> bool:
@@ -136,7 +135,7 @@ def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) ->
     if after > last_id:
         raise InvalidRequest("Last-Event-ID names no event of this stream.")
     if after + 1 < first_id:
-        raise dropped()
+        raise StreamEvicted(DROPPED)
     return not (has_ended and after == last_id)
 
 
@@ -302,7 +301,7 @@ class Stream(ABC):
         return self._task
 
     def _settle(self, _task: asyncio.Task[None]) -> None:
-        """Writes the terminal event if the task was cancelled before its first step, outside its ``try``."""
+        """Writes the terminal event of a task that was cancelled, also before its first step."""
         if self.outcome is None:
             self._end_with(self._cause or StreamCancelled("The gateway cancelled the stream."))
 
@@ -353,8 +352,6 @@ class Stream(ABC):
             await self._finish()
         except GatewayError as exc:
             await self._finish(exc)
-        except asyncio.CancelledError:
-            self._end_with(self._cause or StreamCancelled("The gateway cancelled the stream."))
         except Exception:
             _log.exception("a stream failed")
             self._end_with(Internal("The gateway failed. Its log shows the cause under the request's id."))

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,16 @@ from typing import Any
 
 import orjson
 import yaml
+from msgspec.structs import replace
 
 from app.codecs.kinds import holds_bytes
 from app.config.mismatch import PipelineMismatch
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, Unusable
 from app.core.inference import BYTES
-from app.core.model import ModelConfig, TensorSpec
+from app.core.model import Finding, ModelConfig, TensorSpec
 from app.core.text import printable
-from app.lint.findings import Finding, Severity
+from app.lint.findings import Severity, check_of
 from app.lint.linter import check
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
@@ -58,13 +60,14 @@ class CheckReport:
     def status(self, *, strict: bool) -> int:
         """Returns the exit status: 1 for errors, with ``strict`` also for warnings, otherwise 0."""
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
-        return int(any(finding.severity in failing for finding in self.findings))
+        return int(any(check_of(finding).severity in failing for finding in self.findings))
 
     @property
     def summary(self) -> str:
         """For example ``19 models, 9 pipelines: no findings``."""
-        counts = [(severity, sum(each.severity is severity for each in self.findings)) for severity in Severity]
-        found = ", ".join(f"{n} {each}{'s' * (n > 1 and each != 'unknown')}" for each, n in counts if n)
+        counts = Counter(check_of(each).severity for each in self.findings)
+        counted = ((counts[each], each) for each in Severity if counts[each])
+        found = ", ".join(f"{n} {each}{'s' * (n > 1 and each != 'unknown')}" for n, each in counted)
         pipelines = f"{self.pipelines} pipeline{'s' * (self.pipelines != 1)}"
         pipelines = "no gateway.yaml" if self.pipelines is None else pipelines
         return f"{self.models} model{'s' * (self.models != 1)}, {pipelines}: {found or 'no findings'}"
@@ -94,7 +97,7 @@ def text_of(report: CheckReport, style: str) -> str:
         f"{each['severity']:7} {each['code']:18} " + ": ".join(filter(None, (each["model"], each["text"])))
         for each in findings
     ]
-    solutions = {finding.code: f"{finding.code}: {finding.solution}" for finding in report.findings}
+    solutions = {finding.code: f"{finding.code}: {check_of(finding).solution}" for finding in report.findings}
     return "\n".join([report.summary, *lines, *([""] if solutions else []), *solutions.values()])
 
 
@@ -115,9 +118,8 @@ async def live_findings(catalog: Catalog) -> Sequence[Finding]:
     findings = [*(await _live_report(catalog.engine, catalog.file)).findings]
     for name, entry in catalog.entries.items():
         for layer in () if entry.pipeline is None else entry.pipeline.layers:
-            if (fault := layer.fault) is not None:
-                output = fault.output or None
-                findings.append(Finding(fault.code, fault.text, entry.spec.model, tensor=output, pipeline=name))
+            if layer.fault is not None:
+                findings.append(replace(layer.fault, model=entry.spec.model, pipeline=name))
     return findings
 
 
@@ -130,13 +132,13 @@ async def log_findings(engine: InferenceServer, file: GatewayFile | None) -> Non
         return
     _log.info("check: %s", report.summary)
     for finding in report.findings:
-        if finding.severity is not Severity.UNKNOWN:
-            _log.log(_LEVELS[finding.severity], "check: %s", finding.text, extra=_as_json(finding))
+        if (severity := check_of(finding).severity) is not Severity.UNKNOWN:
+            _log.log(_LEVELS[severity], "check: %s", finding.text, extra=_as_json(finding))
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:
     return {
-        "severity": finding.severity,
+        "severity": check_of(finding).severity,
         "code": finding.code,
         "model": None if finding.model is None else printable(finding.model, MAX_TEXT),
         "step": finding.step,

@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 from msgspec.structs import replace
 
-from app.core.engine import Engine, LayerFault, PipelineLayer
+from app.core.engine import Engine, PipelineLayer
 from app.core.errors import ContractViolation, ModelError, ModelNotReady
 from app.core.inference import (
     BYTES,
@@ -31,7 +31,7 @@ from app.core.inference import (
     new_request_id,
     raw_parts,
 )
-from app.core.model import ModelConfig
+from app.core.model import Finding, ModelConfig
 
 LARGEST_BATCH = 64
 """The most items of a batch of the trial."""
@@ -174,7 +174,7 @@ class Coalescing(PipelineLayer):
     steps: int = 1
     tolerance: float = 0.0
     needs_trial: bool = True
-    fault: LayerFault | None = None
+    fault: Finding | None = None
     """The newest reason why requests do not share calls."""
     proven: set[str] = field(default_factory=set)
     """The versions for which the rows of a shared call may be given to their callers."""
@@ -204,7 +204,7 @@ class Coalescing(PipelineLayer):
         self._refused.add(version)
         self.proven.discard(version)
         text = f"requests of pipeline '{self.pipeline}' do not share calls: {mismatch}"
-        self.needs_trial, self.fault = False, LayerFault("coalescing", text, mismatch.output)
+        self.needs_trial, self.fault = False, Finding("coalescing", text, tensor=mismatch.output or None)
 
     async def run_trial(
         self, engine: Engine, declared: Sequence[InferenceRequest], varied: Sequence[InferenceRequest], timeout_s: float

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
-from app.core.model import ModelConfig, ModelState
+from app.core.model import Finding, ModelConfig, ModelState
 
 Document = Literal["metadata", "config", "stats"]
 """The documents about a model, as named by the Open Inference Protocol."""
@@ -162,20 +161,13 @@ async def discard_stream(engine: Engine, request: InferenceRequest, deadline: De
             pass
 
 
-class LayerFault(Struct, frozen=True):
-    """Why a layer does nothing for a pipeline. ``code``: of a finding. ``output``: the one at fault, or empty."""
-
-    code: str
-    text: str
-    output: str = ""
-
-
 class PipelineLayer:
     """A layer as one compiled pipeline uses it. This base class changes nothing."""
 
     needs_trial = False
     """Whether a version of the model answered that no trial has seen."""
-    fault: LayerFault | None = None
+    fault: Finding | None = None
+    """Why it does nothing for the pipeline."""
 
     @property
     def requests(self) -> Mapping[tuple[str, ...], Mapping[str, Any]]:

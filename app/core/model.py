@@ -6,7 +6,9 @@ Source: Triton's ``model_config.proto``. The gateway uses the configuration beca
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from msgspec import Struct
 
 from app.core.errors import InvalidInput
 from app.core.inference import BYTES
@@ -173,13 +175,19 @@ class ModelState:
     """Triton's reason why the model is not ready; it may contain paths and tracebacks."""
 
 
-class Refusal(NamedTuple):
-    """Why Triton refuses to load a model: the code of a finding, what is wrong and what to do."""
+class Finding(Struct, frozen=True):
+    """What is wrong and what to do. The linter has the severity of each ``code``.
+
+    ``step`` counts from 1 within ``model``, an ensemble; it and ``tensor`` are None where they say nothing.
+    ``pipeline``: for a finding in gateway.yaml, the pipeline that it is about.
+    """
 
     code: str
     text: str
+    model: str | None = None
     step: int | None = None
-    """The number of the ensemble's step, from 1."""
+    tensor: str | None = None
+    pipeline: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +207,8 @@ class RepositoryModel:
     """Why the configuration cannot be read, with its path; empty if it can."""
     backend: str = ""
     """The backend that Triton takes, by the configuration or the model file's name; empty if unknown."""
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[Finding, ...] = ()
+    """Why Triton refuses to load it."""
     lacks: tuple[str, ...] = ()
     """The version folders without the script that the Python backend needs, as paths of that script."""
     mistakes: tuple[str, ...] = ()

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from app.codecs.kinds import agree, shape_text
-from app.core.model import ModelConfig, Node, RepositoryModel, Step, TensorSpec, walk
+from app.core.model import Finding, ModelConfig, Node, RepositoryModel, Step, TensorSpec, walk
 from app.core.text import nearest
-from app.lint.findings import Finding
 from app.pipelines.spec import PipelineSpec
 
 Models = Mapping[str, ModelConfig]

@@ -1,9 +1,8 @@
-"""The findings of the linter. A finding has a stable code.
+"""The checks of the linter by the stable code of their findings.
 
 ``findings.yaml`` has the severity and the solution of each code, and docs/reference/checks.md a section.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -11,6 +10,8 @@ from importlib.resources import files
 import msgspec
 import yaml
 from msgspec import Struct
+
+from app.core.model import Finding
 
 
 class Severity(StrEnum):
@@ -39,24 +40,5 @@ def checks() -> dict[str, Check]:
     return msgspec.convert(yaml.safe_load(text), dict[str, Check])
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """``step`` counts from 1 within ``model``, an ensemble; it and ``tensor`` are None where they say nothing.
-
-    ``pipeline``: for a finding in gateway.yaml, the pipeline that it is about.
-    """
-
-    code: str
-    text: str
-    model: str | None = None
-    step: int | None = None
-    tensor: str | None = None
-    pipeline: str | None = None
-
-    @property
-    def severity(self) -> Severity:
-        return checks()[self.code].severity
-
-    @property
-    def solution(self) -> str:
-        return checks()[self.code].solution
+def check_of(finding: Finding) -> Check:
+    return checks()[finding.code]

@@ -15,10 +15,10 @@ from app.config.document import Location
 from app.config.mismatch import PipelineMismatch
 from app.core.errors import GatewayError
 from app.core.files import read_regular_file
-from app.core.model import ModelConfig, RepositoryModel, reached
+from app.core.model import Finding, ModelConfig, RepositoryModel, reached
 from app.core.text import nearest
 from app.lint.ensembles import Models, decoupled_models, findings_of_ensembles, is_auto_completed
-from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Finding
+from app.lint.findings import WAYS_TO_JOIN_REQUESTS
 from app.pipelines.examples import MAX_FILE_BYTES, body_with, declared_requests, paths_in
 from app.pipelines.file import GatewayFile, derived_spec, left_out, resolved, with_recognized_preset
 from app.pipelines.llm_spec import preset_of, recognized
@@ -75,8 +75,7 @@ def _of_folder(model: RepositoryModel) -> Iterator[Finding]:
     elif model.config.name != name:
         text = f"the folder is '{name}' but config.pbtxt has name: '{model.config.name}'"
         yield Finding("folder-name", text, name)
-    for refusal in model.refusals:
-        yield Finding(refusal.code, refusal.text, name, refusal.step)
+    yield from model.refusals
     if model.versions:
         if model.backend and backend not in BACKENDS:
             text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"

@@ -17,17 +17,17 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2 as pb
 
-from app.core.model import Refusal
+from app.core.model import Finding
 from app.triton.model_folder import BACKEND_BY_PLATFORM, ModelFolder
 
 
-def refusals(model: ModelFolder) -> Iterator[Refusal]:
+def refusals(model: ModelFolder) -> Iterator[Finding]:
     """Each reason with what to do. One text stands once, however often it applies."""
     for code, texts_of in RULES:
         for text in dict.fromkeys(texts_of(model)):
             step = re.match(r"step (\d+) ", text)
             default = "overwritten-value" if step is None else "duplicate-key"
-            yield Refusal(code or default, text, int(step[1]) if step else None)
+            yield Finding(code or default, text, model.path.name, int(step[1]) if step else None)
 
 
 _ANY = -1

@@ -319,11 +319,11 @@ async def test_a_call_with_other_rows_answers_no_request(habit: str, caplog: pyt
     bench = Bench(RowEngine(distort=distort))
     assert are_answers_of(await bench.results(range(9)), range(9))
     assert bench.inner.sizes == [1, 8] + [1] * 8
-    assert bench.coalescing.fault.output == output
+    assert bench.coalescing.fault.tensor == output
     assert not bench.coalescing.is_on
     bench.coalescing.prove("1")
     assert not bench.coalescing.is_on, "a second trial does not take back what a call has shown"
-    assert bench.coalescing.fault.output == output
+    assert bench.coalescing.fault.tensor == output
     assert are_answers_of(await bench.results(range(9)), range(9))
     assert bench.inner.sizes[10:] == [1] * 9, "no call is shared any more"
     assert [items for items, _ in bench.counted.calls] == bench.inner.sizes, "each call is counted"

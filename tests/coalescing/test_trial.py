@@ -147,7 +147,7 @@ async def test_the_trial_finds_rows_that_depend_on_others(distort: Distort, outp
     coalescing = await tried(distort)
     assert not coalescing.is_on
     assert not coalescing.needs_trial
-    assert coalescing.fault.output == output
+    assert coalescing.fault.tensor == output
 
 
 turns = count()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from app.check import CheckReport, log_findings, text_of
-from app.lint.findings import Finding, checks
+from app.core.model import Finding
+from app.lint.findings import checks
 from app.lint.linter import check
 from app.pipelines.file import read_gateway_file
 from app.triton.model_folder import PYTHON

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.lint.findings import Finding, Severity
+from app.core.model import Finding
+from app.lint.findings import Severity, check_of
 from app.lint.linter import check
 from app.triton.repository import read_repository
 from tests.toolkit.refused_configurations import (
@@ -28,7 +29,7 @@ Findings = Callable[..., list[Finding]]
 @pytest.fixture
 def errors_of(tmp_path: Path) -> Findings:
     def errors_of(*, severity: Severity = Severity.ERROR) -> list[Finding]:
-        return [each for each in check(read_repository(tmp_path)) if each.severity is severity]
+        return [each for each in check(read_repository(tmp_path)) if check_of(each).severity is severity]
 
     return errors_of
 

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from jinja2 import Environment, PackageLoader
 from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from starlette.responses import Response
 
 from app.admission.keys import ANYONE
@@ -32,9 +31,9 @@ from app.api.exchange import Exchange, JsonResponse, check_pipeline
 from app.core.aio import Fresh
 from app.core.errors import UnknownExample
 from app.core.json import TEXT
-from app.core.model import ModelConfig
+from app.core.model import Finding, ModelConfig
 from app.core.text import nearest, without_nearest
-from app.lint.findings import Finding, Severity, checks
+from app.lint.findings import Severity, check_of, checks
 from app.observability.metrics import Statistics, no_requests
 from app.pipelines import examples
 from app.pipelines.catalog import VersionState
@@ -267,7 +266,7 @@ class CatalogEndpoints:
         found, key, catalog = await self._findings.current(), exchange.key, self._catalog
         folder = "" if catalog.file is None else f"{catalog.file.path.parent}/"  # answers have no paths of the machine
         listed = [
-            replace(msgspec.convert(each, FindingAnswer, from_attributes=True), text=each.text.replace(folder, ""))
+            FindingAnswer(**asdict(check_of(each)), **asdict(replace(each, text=each.text.replace(folder, ""))))
             for each in found
         ]
         if key.pipelines is not None:

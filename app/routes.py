@@ -12,7 +12,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app.admission.admission import WHOLE, Share
 from app.admission.keys import FollowedKeys
 from app.api.bodies import Limits
 from app.api.call import Inference
@@ -81,7 +80,6 @@ class Gateway:
     """The metrics of all processes that serve the API; None if this process is the only one."""
     browser_rules: BrowserRules | None = None
     """None if every host and every page may send requests."""
-    share: Share = WHOLE
     downloads: ImageDownloads | None = None
     """None if images cannot be given by their addresses."""
     settings: Settings = field(default_factory=Settings)

@@ -9,6 +9,8 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
@@ -56,26 +58,19 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return [str(address[0]) for *_, address in found]
 
 
+@dataclass(eq=False)
 class ImageDownloads:
-    def __init__(
-        self,
-        origins: Collection[str],
-        *,
-        resolve: Callable[[str, int], Awaitable[Sequence[str]]] = resolve,
-        may_connect: Callable[[str], bool] = is_public,
-        timeout_s: float = DOWNLOAD_S,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """``origins``: scheme, host in lower case, and the port unless it is the default.
+    """``origins``: scheme, host in lower case, and the port unless it is the default.
 
-        ``may_connect``: whether the gateway may connect to an IP address. ``tls``: left out: the usual authorities.
-        """
-        self._origins = frozenset(origins)
-        self._resolve = resolve
-        self._may_connect = may_connect
-        self._timeout_s = timeout_s
-        self._tls = tls or httpx.create_ssl_context()
-        self._free = asyncio.Semaphore(MAX_DOWNLOADS)
+    ``may_connect``: whether the gateway may connect to an IP address.
+    """
+
+    origins: Collection[str]
+    resolve: Callable[[str, int], Awaitable[Sequence[str]]] = resolve
+    may_connect: Callable[[str], bool] = is_public
+    timeout_s: float = DOWNLOAD_S
+    tls: ssl.SSLContext = field(default_factory=httpx.create_ssl_context)
+    _free: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, MAX_DOWNLOADS))
 
     def check(self, address: str) -> httpx.URL:
         """Raises ValueError for an address that may not be downloaded."""
@@ -87,7 +82,7 @@ class ImageDownloads:
             raise ValueError("is not an address") from exc
         if url.userinfo:
             raise ValueError("has a user name or a password, which the gateway does not send")
-        if f"{url.scheme}://{url.netloc.decode('ascii')}" not in self._origins:
+        if f"{url.scheme}://{url.netloc.decode('ascii')}" not in self.origins:
             raise ValueError("has a host from which the gateway does not download images")
         return url
 
@@ -99,7 +94,7 @@ class ImageDownloads:
         url = self.check(address)
         async with self._free:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self.timeout_s):
                     for _ in range(1 + MAX_REDIRECTS):
                         found = await self._get(url, count)
                         if isinstance(found, bytes):
@@ -109,7 +104,7 @@ class ImageDownloads:
                         except (httpx.InvalidURL, ValueError) as exc:
                             raise ValueError("is redirected to an address that may not be downloaded") from exc
             except TimeoutError as exc:
-                raise ValueError(f"was not downloaded within {self._timeout_s:g} s") from exc
+                raise ValueError(f"was not downloaded within {self.timeout_s:g} s") from exc
             except httpx.HTTPError as exc:
                 raise ValueError("cannot be downloaded: its server does not answer properly") from exc
         raise ValueError(f"is redirected more than {MAX_REDIRECTS} times")
@@ -120,16 +115,16 @@ class ImageDownloads:
         Each download has its own connection, because a certificate holds for one host and not for one IP address.
         """
         try:
-            addresses = await self._resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
+            addresses = await self.resolve(url.host, url.port or (443 if url.scheme == "https" else 80))
         except OSError as exc:
             raise ValueError("cannot be downloaded: its host is not known") from exc
-        if not addresses or not all(map(self._may_connect, addresses)):
+        if not addresses or not all(map(self.may_connect, addresses)):
             raise ValueError("cannot be downloaded: its host has no public IP address")
         # A request to an IP address in the name of the host, for which the certificate must be valid too.
         headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
         extensions = {"sni_hostname": url.raw_host.decode("ascii")}
-        timeout = httpx.Timeout(self._timeout_s, connect=CONNECT_S)
-        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout, headers=headers) as client:
+        timeout = httpx.Timeout(self.timeout_s, connect=CONNECT_S)
+        async with httpx.AsyncClient(verify=self.tls, trust_env=False, timeout=timeout, headers=headers) as client:
             for address in addresses:  # the first one that accepts a connection
                 request = client.build_request("GET", url.copy_with(host=address), extensions=extensions)
                 try:

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 import orjson
@@ -218,12 +217,9 @@ class Pipeline(Target):
         needed = [each for each in self.inputs if each.is_required] or files
         return needed[0] if len(needed) == 1 and any(each is needed[0] for each in files) else None
 
-    def request_of_json(self, body: Body, given: Mapping[str, Any] = MappingProxyType({})) -> InferenceRequest:
-        """``given``: values of further fields, which the body does not have.
-
-        Raises InvalidJson, InvalidRequest or InvalidInput.
-        """
-        return self.request_of(self.reader.from_json(body, given))
+    def request_of_json(self, body: Body) -> InferenceRequest:
+        """Raises InvalidJson, InvalidRequest or InvalidInput."""
+        return self.request_of(self.reader.from_json(body))
 
     def request_of_form(self, parts: Mapping[str, Part]) -> InferenceRequest:
         """Raises InvalidInput."""

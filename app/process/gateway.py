@@ -209,7 +209,6 @@ async def open_gateway(
                 keys,
                 layers,
                 browser_rules=browser_rules_of(settings),
-                share=triton.share,
                 downloads=ImageDownloads(settings.image_hosts) if settings.image_hosts else None,
                 settings=settings,
             )

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
+from app.admission.admission import WHOLE
 from app.admission.keys import FollowedKeys
 from app.api.bodies import Limits
 from app.api.call import Inference
@@ -100,7 +101,7 @@ async def served(
             explained = Explanations(
                 is_on=explains is not None, for_everyone=bool(explains), collector_url=collector_url
             )
-            gateway.layers = [Idempotency(), explained, Sessions(inference, gateway.limits, gateway.share)]
+            gateway.layers = [Idempotency(), explained, Sessions(inference, gateway.limits, WHOLE)]
             inference.admitted = [layer.admitted for layer in gateway.layers if layer.admitted is not None]
             app = create_app(gateway, admin_port=8081)
             async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:

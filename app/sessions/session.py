@@ -177,13 +177,13 @@ _LATE_HINT = "The step goes on. Send it again with the same X-Session-Step to ge
 _LATE_STREAM_HINT = "If the step was sent to Triton, it runs to its end, and its outputs are dropped."
 
 
-class HttpSessionsOff(ClientError, code="http_sessions_off", title="Sessions over HTTP are off"): ...
+class HttpSessionsOff(ClientError, title="Sessions over HTTP are off"): ...
 
 
-class UnknownSession(ClientError, code="unknown_session", title="No such session"): ...
+class UnknownSession(ClientError, title="No such session"): ...
 
 
-class StepOutOfTurn(ClientError, code="step_out_of_turn", title="The step is out of turn"):
+class StepOutOfTurn(ClientError, title="The step is out of turn"):
     """``last_step``: the number of the last step that was answered."""
 
     def __init__(self, detail: str, last_step: int = 0) -> None:
@@ -191,7 +191,7 @@ class StepOutOfTurn(ClientError, code="step_out_of_turn", title="The step is out
         self.last_step = last_step
 
 
-class SessionLost(GatewayError, code="session_lost", title="The session's state is lost", outcome=Outcome.MODEL_ERROR):
+class SessionLost(GatewayError, title="The session's state is lost", outcome=Outcome.MODEL_ERROR):
     """``last_step``: the number of the last step that was answered."""
 
     def __init__(self, detail: str, last_step: int = 0, hint: str | None = None) -> None:

@@ -35,9 +35,7 @@ POLL_S = 0.1
 """How often a request looks whether the first one, in another process, is answered."""
 
 
-class IdempotencyKeyReused(
-    ClientError, code="idempotency_key_reused", title="The idempotency key belongs to another request"
-): ...
+class IdempotencyKeyReused(ClientError, title="The idempotency key belongs to another request"): ...
 
 
 add_rows("app.api.idempotency", globals())

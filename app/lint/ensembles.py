@@ -7,12 +7,12 @@ loads and runs an ensemble, observed on the server. It can crash when a step fai
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 
 from app.codecs.kinds import agree, shape_text
-from app.core.model import Finding, ModelConfig, Node, RepositoryModel, Step, TensorSpec, walk
+from app.core.model import Finding, ModelConfig, RepositoryModel, Step, TensorSpec, walk
 from app.core.text import nearest
 from app.pipelines.spec import PipelineSpec
+from app.steps.planner import cycles
 
 Models = Mapping[str, ModelConfig]
 
@@ -272,7 +272,7 @@ def _tensor_cycles(wiring: Wiring) -> Iterator[Finding]:
     for _, writer, reader in wiring.edges():
         if writer.place is not None and reader.place is not None:
             waits_for[reader.place.number].add(writer.place.number)
-    for cycle in _cycles(waits_for):
+    for cycle in cycles(waits_for):
         places = [wiring.places[number - 1] for number in (*cycle, cycle[0])]
         text = "steps wait for each other's outputs: " + " <- ".join(map(str, places))
         yield wiring.finding("cycle", text, wiring.places[min(cycle) - 1])
@@ -281,29 +281,14 @@ def _tensor_cycles(wiring: Wiring) -> Iterator[Finding]:
 def _model_cycles(models: Sequence[RepositoryModel]) -> Iterator[Finding]:
     """A script that calls itself, or what calls it: with every instance busy, all wait forever."""
     runs = {model.folder: [step.model for step in model.config.steps] for model in models}
-    for cycle in _cycles(runs):
+    for cycle in cycles(runs):
         yield Finding("cycle", f"ensembles run each other: {' -> '.join([*cycle, cycle[0]])}", cycle[0])
     callers = {model.folder for model in models if model.calls}
-    for cycle in _cycles({model.folder: [*runs[model.folder], *sorted(model.calls)] for model in models}):
+    for cycle in cycles({model.folder: [*runs[model.folder], *sorted(model.calls)] for model in models}):
         if callers & set(cycle):
             circle = " -> ".join([*cycle, cycle[0]])
             text = f"a script calls itself: {circle}; once all instances wait, they wait forever"
             yield Finding("bls-cycle", text, next(name for name in cycle if name in callers))
-
-
-def _cycles(edges: Mapping[Node, Iterable[Node]]) -> Iterator[list[Node]]:
-    """Yields cycles until each one shares a node with one of them. A cycle begins with its first node in ``edges``."""
-    left, order = dict(edges), {node: place for place, node in enumerate(edges)}
-    while True:
-        try:
-            TopologicalSorter(left).prepare()
-        except CycleError as exc:
-            cycle = exc.args[1][:0:-1]  # graphlib takes what follows a node for what precedes it
-            first = cycle.index(min(cycle, key=order.__getitem__))
-            yield cycle[first:] + cycle[:first]
-            left = {node: {*following} - {*cycle} for node, following in left.items() if node not in cycle}
-        else:
-            return
 
 
 def _parallel_failures(

@@ -234,8 +234,8 @@ def result_schema(pipeline: Pipeline) -> Schema:
     properties = {field.name: _output_schema(field, joined=pipeline.config.decoupled) for field in pipeline.outputs}
     if pipeline.batch is not None and pipeline.config.decoupled:
         properties = {name: list_of(schema) for name, schema in properties.items()}
-    if pipeline.rules:
-        reason = enum_of([*pipeline.rules.reasons, None])
+    if pipeline.may_exit:
+        reason = enum_of([*pipeline.spec.reasons, None])
         each = pipeline.batch is not None
         properties["early_exit"] = {
             **(list_of(reason) if each else reason),

@@ -32,23 +32,11 @@ _SIGNED = re.compile(r"EARLY_EXIT/1 (?P<mac>[0-9a-f]{64}) (?P<claim>\{[^\x00-\x1
 
 @dataclass(frozen=True, slots=True)
 class EarlyExitRules:
-    """``ensembles``: the names in Triton's prefixes of a message. ``key``: the key of signed markers.
-
-    ``exits``: the reasons of the pipeline's own steps.
-    """
+    """``ensembles``: the names in Triton's prefixes of a message. ``key``: the key of signed markers."""
 
     rules: tuple[EarlyExitRule, ...]
     ensembles: frozenset[str]
     key: bytes | None = None
-    exits: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.rules or self.exits)
-
-    @property
-    def reasons(self) -> list[str]:
-        """Each reason once."""
-        return list(dict.fromkeys([*(rule.reason for rule in self.rules), *self.exits]))
 
     def reason_of_error(self, error: UpstreamError, request_id: str) -> str | None:
         """Returns the reason of the first ``error`` rule that matches Triton's error."""

@@ -127,9 +127,8 @@ class Pipeline(Target):
         """The text inputs with a JSON object of parameters. They are always sent."""
         self.contracts_take_batch = config.max_batch_size > 0 and not _has_rows(spec, config)
         """Whether the tensors of contracts have a batch dimension of 1, which their shapes leave out."""
-        exits = tuple(each.exit for each in (spec.steps or {}).values() if each.exit)
-        self.rules = EarlyExitRules(tuple(spec.early_exit), self.graph.ensembles, context.early_exit_key, exits)
-        self.may_exit = bool(self.rules)
+        self.rules = EarlyExitRules(tuple(spec.early_exit), self.graph.ensembles, context.early_exit_key)
+        self.may_exit = bool(spec.reasons)
         self.timeout_s = spec.timeout_s or context.timeout_s
         """The timeout of a unary request; that of a stream is in ``spec.stream``."""
         self.longest_timeout_s = self.timeout_s if spec.stream is None else max(self.timeout_s, spec.stream.timeout_s)

@@ -307,7 +307,7 @@ class PipelineBatch(Batch):
         super().finish(error)
         reason = None if None in self._exits else self._exits[0]
         if not self._is_whole:
-            return Ending(reason, (), self._exits) if self._pipeline.rules else Ending()
+            return Ending(reason, (), self._exits) if self._pipeline.may_exit else Ending()
         joined = {name: joined_rows([rows for _, rows in sorted(parts.items())]) for name, parts in self._rows.items()}
         return Ending(reason, [joined], self._exits)
 

@@ -373,6 +373,12 @@ class PipelineSpec(Section):
         called = [(each.model, each.version) for each in steps.values() if each.model is not None]
         return list(dict.fromkeys(called)) or [(self.model, self.version)]
 
+    @property
+    def reasons(self) -> list[str]:
+        """Those of its early exits, each once."""
+        exits = [each.exit for each in (self.steps or {}).values() if each.exit is not None]
+        return list(dict.fromkeys([*(rule.reason for rule in self.early_exit), *exits]))
+
     def config_of(self, name: str, models: Mapping[str, ModelConfig]) -> ModelConfig:
         """The model that its requests run: of ``models``, or its steps as one. Raises PipelineMismatch."""
         if self.steps is None:
@@ -489,9 +495,9 @@ class PipelineSpec(Section):
 
     def faults(self) -> Iterator[str]:
         yield from self._faults_of_steps()
-        reasons = [*(rule.reason for rule in self.early_exit), *(e.exit for e in (self.steps or {}).values() if e.exit)]
-        for reason in () if self.openai is None else self.openai.exits.keys() - {*reasons}:
-            yield f"openai.exits names '{reason}', which is not a reason of an early exit{nearest(reason, reasons)}"
+        for reason in () if self.openai is None else self.openai.exits.keys() - {*self.reasons}:
+            near = nearest(reason, self.reasons)
+            yield f"openai.exits names '{reason}', which is not a reason of an early exit{near}"
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))
         if reserved := (outputs | parameters | inputs) & RESERVED_NAMES:
             yield f"the name '{reserved.pop()}' is reserved"

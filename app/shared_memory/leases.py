@@ -84,9 +84,9 @@ class Bodies:
         self._pool.give_back(place.region)
         self._on_change()
 
-    def keep(self, region: Region, outputs: Mapping[int, tuple[int, int]], kept: KeptMemory) -> None:
-        """Treats the outputs of a call like bodies. ``outputs``: address -> size and offset in the region."""
-        self._bodies |= {each: (size, BodyLocation(region, offset, True)) for each, (size, offset) in outputs.items()}
+    def keep(self, region: Region, outputs: Mapping[int, tuple[int, BodyLocation]], kept: KeptMemory) -> None:
+        """Treats the outputs of a call like bodies. ``outputs``: address -> size and location in the region."""
+        self._bodies |= outputs
 
         def release() -> None:
             for address in outputs:
@@ -144,14 +144,8 @@ class Lease:
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        own: Region | None,
-        bodies: Mapping[int, BodyLocation],
-        on_end: Callable[["Lease"], None],
-        kept: KeptMemory | None = None,
+        self, layout: Layout, own: Region | None, bodies: Mapping[int, BodyLocation], on_end: Callable[["Lease"], None]
     ) -> None:
-        """``kept``: the outputs stay in the region until it is released."""
         regions = {each: place.region for each, place in bodies.items()}
         self.inputs = tuple(_slot(regions.get(each, own), span) for each, span in enumerate(layout.inputs))
         """A slot for each input of the request; None for an input that is sent over the wire."""
@@ -161,9 +155,10 @@ class Lease:
         self.own = own
         self.is_settled = False
         """Set this when Triton has certainly ended the call."""
-        self.kept = kept
-        self.kept_outputs: dict[int, tuple[int, int]] = {}
-        """Address of an output that stays in the region -> its size, and its offset."""
+        self.kept: KeptMemory | None = None
+        """Set this if the outputs stay in the region until it is released."""
+        self.kept_outputs: dict[int, tuple[int, BodyLocation]] = {}
+        """Address of an output that stays in the region -> its size, and where it is."""
         self._in_place = frozenset(bodies)
         self._on_end = on_end
 
@@ -194,7 +189,7 @@ class Lease:
         view = self.own.view[slot.offset : slot.offset + size]
         if self.kept is None:
             return bytes(view)
-        self.kept_outputs[_address_of(view)] = size, slot.offset
+        self.kept_outputs[_address_of(view)] = size, BodyLocation(self.own, slot.offset, is_output=True)
         return view
 
 
@@ -262,8 +257,9 @@ class SharedMemory:
                 return None
         self._called("shared_memory")
         self._tell()
-        kept = next((each for each in request.extensions if isinstance(each, KeptMemory)), None)
-        return Lease(layout, own, places, self._ended, kept)
+        lease = Lease(layout, own, places, self._ended)
+        lease.kept = next((each for each in request.extensions if isinstance(each, KeptMemory)), None)
+        return lease
 
     def is_lost(self, lease: Lease, message: str) -> bool:
         """Whether Triton rejected the call, before it ran the model, because the region is not registered.

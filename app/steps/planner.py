@@ -4,7 +4,7 @@ Finds unknown tensors, types and shapes that do not fit, circles, conditions tha
 be missing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from graphlib import CycleError, TopologicalSorter
@@ -15,7 +15,7 @@ from app.codecs.numbers import ANY_NUMBER, number_type
 from app.config.document import Location
 from app.config.mismatch import PipelineMismatch, mismatch_at, named, tensor_named
 from app.core.inference import BYTES, FLOAT_DATATYPES, Tensor
-from app.core.model import ModelConfig, Step, TensorSpec, capacity_of, reached, sequence_ids_of, takes_traceparent
+from app.core.model import ModelConfig, Node, Step, TensorSpec, capacity_of, reached, sequence_ids_of, takes_traceparent
 from app.core.text import nearest
 from app.steps.plan import SKIPPED, Plan, PlannedStep, Source, Values
 from app.steps.steps_spec import ChosenSource, Condition, SourceSpec, StepSpec, names_of
@@ -301,14 +301,28 @@ class Planner:
 
 def _ordered(before: Mapping[str, Set[str]]) -> list[str]:
     """The steps, each behind those that it waits for. Raises PipelineMismatch for a circle."""
-    try:
-        return [*TopologicalSorter({each: sorted(waits) for each, waits in before.items()}).static_order()]
-    except CycleError as exc:
-        circle: list[str] = exc.args[1][:0:-1]  # each waits for the next one
-        first = circle.index(min(circle, key=[*before].index))
-        circle = [*circle[first:], *circle[: first + 1]]
-        text = " waits for ".join(f"'{each}'" for each in circle)
-        raise PipelineMismatch((circle[0],), f"is in a circle: {text}", "cycle") from exc
+    for cycle in cycles(before):
+        circle = " waits for ".join(f"'{each}'" for each in (*cycle, cycle[0]))
+        raise PipelineMismatch((cycle[0],), f"is in a circle: {circle}", "cycle")
+    order = list[str]()
+    while len(order) < len(before):
+        order += [each for each in before if each not in order and before[each] <= {*order}]
+    return order
+
+
+def cycles(edges: Mapping[Node, Iterable[Node]]) -> Iterator[list[Node]]:
+    """Yields cycles until each one shares a node with one of them. A cycle begins with its first node in ``edges``."""
+    left, order = dict(edges), {node: place for place, node in enumerate(edges)}
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+        except CycleError as exc:
+            cycle = exc.args[1][:0:-1]  # graphlib takes what follows a node for what precedes it
+            first = cycle.index(min(cycle, key=order.__getitem__))
+            yield cycle[first:] + cycle[:first]
+            left = {node: {*following} - {*cycle} for node, following in left.items() if node not in cycle}
+        else:
+            return
 
 
 def _constant(value: Any, wanted: TensorSpec) -> Tensor:

@@ -54,18 +54,17 @@ class StepsEngine(Engine):
         self.engine, self.enter, self.counted = engine, enter, counted
 
     def infer(self, request: InferenceRequest, deadline: Deadline) -> Coroutine[Any, Any, InferenceResponse]:
-        times = request.steps
-        if not isinstance(times, PlannedTimes):
-            return self.engine.infer(request, deadline)
-        return self._run_of(request, times, deadline).answer()
+        run = self._run_of(request, deadline)
+        return self.engine.infer(request, deadline) if run is None else run.answer()
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        run = self._run_of(request, deadline)
+        return self.engine.infer_stream(request, deadline) if run is None else merged(run.stream, READ_AHEAD)
+
+    def _run_of(self, request: InferenceRequest, deadline: Deadline) -> "_Run | None":
         times = request.steps
         if not isinstance(times, PlannedTimes):
-            return self.engine.infer_stream(request, deadline)
-        return merged(self._run_of(request, times, deadline).stream, READ_AHEAD)
-
-    def _run_of(self, request: InferenceRequest, times: PlannedTimes, deadline: Deadline) -> "_Run":
+            return None
         plan = times.plan
         fields = {name: tensor_of(name, value) for name, value in request.parameters.items() if name in plan.fields}
         values = plan.defaults | fields | {tensor.name: tensor for tensor in request.inputs}

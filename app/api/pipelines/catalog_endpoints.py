@@ -325,7 +325,7 @@ def compiled_members(pipeline: Pipeline, load_limits: Mapping[str, Any]) -> dict
             for field in pipeline.outputs
         ],
         "graph": graph_described(pipeline),
-        "early_exit": pipeline.rules.reasons,
+        "early_exit": spec.reasons,
         **({"openai": forms} if forms else {}),
         "limits": limits,
         "schemas": {

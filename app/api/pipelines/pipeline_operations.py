@@ -109,7 +109,7 @@ def example(visible: openapi.Visible) -> Iterator[openapi.Operation]:
 def run(visible: openapi.Visible) -> Iterator[openapi.Operation]:
     for each in visible.pipelines:
         if each.spec.takes_requests:
-            headers = ["X-Early-Exit"] if each.rules else []
+            headers = ["X-Early-Exit"] if each.may_exit else []
             ok = openapi.json_answer("The outputs. An early exit has the same keys.", result_of(each), *headers)
             yield _run(each, "run", ok, is_repeatable=each.spec.idempotent)
 

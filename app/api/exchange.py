@@ -312,12 +312,15 @@ class FreedMemory:
 
     def __init__(self, release: Callable[[], object]) -> None:
         self._release = release
+        self._size = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, size: int) -> None:
-        """Reports freed memory of a request; it is released when no further large request has ended for IDLE_S."""
-        if size < LARGE_BODY_BYTES:
+        """Counts freed memory. LARGE_BODY_BYTES or more are released when no more than that is freed for IDLE_S."""
+        self._size += size
+        if self._size < LARGE_BODY_BYTES:
             return
+        self._size = 0
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             self._timer.cancel()

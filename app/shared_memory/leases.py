@@ -10,14 +10,13 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Literal, NamedTuple, Self
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from app.core.aio import Backoff
 from app.core.inference import BYTES, ELEMENT, Buffer, InferenceRequest, KeptMemory, Tensor, raw_parts
-from app.core.model import ModelConfig
 from app.shared_memory.regions import (
     ALIGNMENT,
     LARGE_BYTES,
@@ -137,7 +136,7 @@ class TensorSlot(NamedTuple):
     size: int
 
 
-class Lease:
+class Lease(AbstractContextManager["Lease"]):
     """The regions of one call, and the locations of its tensors in them; a context manager around the call.
 
     ``own``: the region taken for the call. ``bodies``: position of an input -> where it is in a body's region.
@@ -161,9 +160,6 @@ class Lease:
         """Address of an output that stays in the region -> its size, and where it is."""
         self._in_place = frozenset(bodies)
         self._on_end = on_end
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self._on_end(self)
@@ -229,20 +225,17 @@ class SharedMemory:
         self._pool = RegionPool(limit)
         self._owner = Owner()
         self._layouts = Layouts(max_call_bytes)
+        self.learn = self._layouts.learn
+        """Stores a model's configuration. The tensors of unknown models are sent over the wire."""
         self.bodies = Bodies(self._pool, limit // 2, self._tell)
         self._called = called
         self._holds = holds
         self._backoff = Backoff()
         self._is_proven = False
         """Whether Triton has mapped a region before, which proves that both use the same ``/dev/shm``."""
-        self._is_failing = False
         self._counts_uses: bool | None = None
         """Whether this Triton unregisters regions safely; None: not queried since Triton started."""
         self._has_work = asyncio.Event()
-
-    def learn(self, config: ModelConfig, version: str) -> None:
-        """Stores a model's configuration. The tensors of unknown models are sent over the wire."""
-        self._layouts.learn(config, version)
 
     async def lease(self, request: InferenceRequest) -> Lease | None:
         """Returns regions for the large tensors of the request; None if they must be sent over the wire."""
@@ -333,17 +326,16 @@ class SharedMemory:
                 self._pool.drop(region)
             if not isinstance(exc, OSError):
                 raise
-            self._backoff.fail()
-            if not self._is_failing:
-                self._is_failing = True
+            if not self._backoff.failures:
                 _log.warning("no shared memory for large tensors, which are sent over the wire: %s", exc)
+            self._backoff.fail()
             self._called("unavailable")
             return None
         finally:
             if region is not None:
                 region.unlink()
-        if self._is_failing or not self._is_proven:
-            self._is_proven, self._is_failing = True, False
+        if self._backoff.failures or not self._is_proven:
+            self._is_proven = True
             self._backoff.reset()
             self._has_work.set()
             _log.info("large tensors are sent through shared memory")

@@ -268,8 +268,6 @@ class StreamStore(ABC):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-FREED_BYTES = 1024 * 1024
-"""Dropped streams are reported when they used this much together."""
 SWEEP_S = 0.2
 MAX_EVICTED = 10_000
 """Evicted streams whose readers get a reason."""
@@ -285,13 +283,12 @@ class _Kept(KeptStream):
 
 
 class MemoryStore(StreamStore):
-    """``freed`` is called with a number of bytes when as many were freed, FREED_BYTES or more."""
+    """``freed`` is called with the number of bytes of each dropped stream."""
 
-    def __init__(self, limits: KeepLimits = KEEP_LIMITS, freed: Callable[[int], None] | None = None) -> None:
+    def __init__(self, limits: KeepLimits = KEEP_LIMITS, freed: Callable[[int], None] = lambda _size: None) -> None:
         super().__init__(limits)
         self._kept: dict[str, _Kept] = {}
-        self._report_freed = freed
-        self._freed = 0
+        self._freed = freed
         self._evicted: dict[str, None] = {}
         """The newest ids."""
 
@@ -392,7 +389,4 @@ class MemoryStore(StreamStore):
         kept.log.changed = None  # a cycle, which would keep the events until the next full garbage collection
         del self._kept[kept.id]
         self._quota.remove(kept)
-        self._freed += kept.size
-        if self._report_freed is not None and self._freed >= FREED_BYTES:
-            self._report_freed(self._freed)
-            self._freed = 0
+        self._freed(kept.size)

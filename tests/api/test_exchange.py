@@ -16,7 +16,7 @@ import pytest
 from app.admission.keys import ANYONE, Key
 from app.api import exchange as module
 from app.api.bodies import LONG_BYTES, BodyThread, off_loop
-from app.api.exchange import LARGE_BODY_BYTES, ByteBudget, Exchange
+from app.api.exchange import LARGE_BODY_BYTES, ByteBudget, Exchange, FreedMemory
 from app.core.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput, InvalidRequest
 from app.core.inference import Deadline
 from app.pipelines.body import LARGE_BYTES as THREAD_BYTES
@@ -157,6 +157,19 @@ async def test_the_memory_of_a_large_body_is_kept_until_the_gateway_is_idle(size
     assert (kept() is not None) is (size == LARGE_BODY_BYTES)
     await asyncio.sleep(0.1)
     assert kept() is None
+
+
+async def test_memory_is_released_after_many_small_parts_of_it_were_freed() -> None:
+    released: list[None] = []
+    freed = FreedMemory(lambda: released.append(None))
+    for size in (LARGE_BODY_BYTES // 2, 1):
+        freed.add(size)
+    await asyncio.sleep(0.1)
+    assert not released
+    for _ in range(2):
+        freed.add(LARGE_BODY_BYTES // 2)
+    await asyncio.sleep(0.1)
+    assert len(released) == 1
 
 
 async def test_the_body_of_a_rejected_request_is_freed_without_a_garbage_collection() -> None:

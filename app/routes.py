@@ -2,7 +2,7 @@
 
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,7 +45,7 @@ from app.core.inference import TensorMemory
 from app.observability.metrics import Statistics, statistics_of
 from app.settings import Settings
 from app.streams.store import StreamStore
-from app.triton.health.health import HealthByAddress
+from app.triton.health.health import TritonHealth, needs_restart
 
 get, post, delete = (partial(Endpoint, method) for method in ("GET", "POST", "DELETE"))
 DIALECTS = ("pipelines", "oip", "openai")
@@ -71,8 +71,8 @@ class Gateway:
     """Shared with Triton; None without shared memory."""
     triton_metrics_url: str | None = None
     triton_metrics_tls: ssl.SSLContext | None = None
-    health: HealthByAddress = field(default_factory=HealthByAddress)
-    """The health of each Triton."""
+    health: Mapping[str, TritonHealth] = field(default_factory=dict)
+    """By address."""
     keys: FollowedKeys | None = None
     """None if no keys are required."""
     layers: Sequence[Layer] = ()
@@ -138,7 +138,7 @@ def create_admin_app(gateway: Gateway, *, api_port: int, processes: Processes | 
     """``processes``: all that serve the API; None if this process is the only one."""
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     inference = gateway.inference
-    probes = Probes(inference.catalog, inference.workload, lambda: gateway.health.needs_restart, processes)
+    probes = Probes(inference.catalog, inference.workload, lambda: needs_restart(gateway.health), processes)
     url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
     metrics = MetricsPages(gateway.metrics_page, gateway.show_load, url, tls)
     endpoints = [

@@ -5,12 +5,11 @@ The classes are independent of each other.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil, exp
+from math import ceil, exp, inf
 from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
@@ -20,11 +19,15 @@ class BackgroundTasks:
     """Keeps a reference to each task until the task ends, and logs an unexpected exception."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], object] = {}
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None], subject: object = None) -> None:
+        """Does nothing if a task with the same subject runs."""
+        if subject is not None and subject in self._tasks.values():
+            work.close()
+            return
         task = asyncio.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = subject
         task.add_done_callback(self._ended)
 
     async def close(self, within_s: float | None = None) -> None:
@@ -33,7 +36,7 @@ class BackgroundTasks:
             await asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), within_s)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a background task failed unexpectedly", exc_info=error)
 
@@ -51,7 +54,7 @@ class Backoff:
     failures: int = 0
     due_at: float = 0.0
     """Seconds on ``time.monotonic``."""
-    forgiven_s: float = math.inf
+    forgiven_s: float = inf
 
     @property
     def is_due(self) -> bool:
@@ -120,7 +123,7 @@ class DrainRate:
 class LeakyBucket:
     """A rate limit that delays events. Events within the rate, and up to ``burst`` together, are not delayed."""
 
-    def __init__(self, per_s: float, burst: float, longest_s: float = math.inf) -> None:
+    def __init__(self, per_s: float, burst: float, longest_s: float = inf) -> None:
         """``longest_s``: the longest delay of an event."""
         self._interval_s = 1 / per_s
         self._burst_s = burst / per_s

@@ -31,8 +31,8 @@ from app.triton.cancellation import PacedCancels
 from app.triton.connect import MAX_MESSAGE_BYTES, addresses_of, is_name, open_transport, registry_of
 from app.triton.fleet.balancer import Balancer, TritonServer
 from app.triton.fleet.pool import ServerPool
-from app.triton.health.health import HealthByAddress, ModelDeclaration, ModelFault, TritonHealth
-from app.triton.health.health_watch import Canary, HealthWatch, Restart, Turn, alone
+from app.triton.health.health import DEAD, ModelDeclaration, ModelFault, TritonHealth
+from app.triton.health.health_watch import Canary, HealthWatch, Restart, Turn
 from app.triton.repository import served_repository
 from app.triton.triton_engine import TritonEngine
 
@@ -52,7 +52,7 @@ class Triton:
     """Restarts the embedded Triton. None if the gateway did not start Triton."""
     share: Share = WHOLE
     """The part of this process in the calls of the gateway."""
-    turn: Turn = alone
+    turn: Turn = nullcontext
     """The turn of this process to repair Triton."""
 
     @property
@@ -126,7 +126,7 @@ class Declarations:
         models = pipeline.graph.models
         timeouts_s = [each.longest_timeout_s for each in self._pipelines if not models.isdisjoint(each.graph.models)]
         deadline_s = max(self.catalog.context.timeout_s, *timeouts_s)
-        return Canary(replace(request, is_probe=True), pipeline.config.decoupled, models, deadline_s)
+        return Canary(replace(request, is_probe=True), pipeline.config.decoupled, deadline_s)
 
     def of(self, model: str) -> ModelDeclaration:
         streams = [each.spec.stream for each in self._pipelines if model in each.graph.models]
@@ -147,7 +147,7 @@ class Servers:
     tracer: Tracer
     supervisor: Supervisor
     declarations: Declarations = field(default_factory=Declarations)
-    health: HealthByAddress = field(default_factory=HealthByAddress)
+    health: dict[str, TritonHealth] = field(default_factory=dict)
     shared_memory: SharedMemory | None = None
     """Only with a single Triton: Tritons on other machines cannot map it."""
 
@@ -179,7 +179,6 @@ class Servers:
             observers.append(partial(traced_call, self.tracer))
         if settings.log_tensors == "shapes":
             observers.append(LoggedCall)
-        common = observers, health, PacedCancels(triton.share.of)
         transport_of = open_transport(
             address,
             fast_pings=triton.allows_fast_pings,
@@ -200,7 +199,7 @@ class Servers:
                 self.shared_memory = shared_memory
                 stack.push_async_callback(shared_memory.close)
                 await stack.enter_async_context(self.supervisor.running("shared memory", shared_memory.run()))
-            engine = TritonEngine(transport, *common, self.shared_memory)
+            engine = TritonEngine(transport, observers, health, PacedCancels(triton.share.of), self.shared_memory)
             engine.on_repeat = metrics.triton_repeats.inc if is_single else None
             stack.push_async_callback(engine.close)
             watch = HealthWatch(engine, health, self.declarations.canaries, triton.restart, triton.turn)
@@ -212,9 +211,9 @@ class Servers:
     def _count_fault(self, fault: ModelFault, model: str, change: int) -> None:
         if fault is ModelFault.OPEN:
             self.metrics.open_breakers.labels(model).inc(change)
-        deaths = {ModelFault.PROCESS: self.metrics.stub_deaths, ModelFault.ENGINE: self.metrics.engine_deaths}
-        if fault in deaths and change > 0:
-            deaths[fault].labels(model).inc()
+        elif fault in DEAD and change > 0:
+            is_engine = fault is ModelFault.ENGINE
+            (self.metrics.engine_deaths if is_engine else self.metrics.stub_deaths).labels(model).inc()
 
     def _count_states(self, states: Mapping[str, str], ejected: str = "") -> None:
         """Without a known address, `triton_up` has the DNS name."""

@@ -41,6 +41,7 @@ from app.process.supervision import GRACE_S, LAST_BYTES_S, Supervisor, reserved
 from app.process.tritons import Triton, running_triton
 from app.routes import Gateway
 from app.settings import PREFIX, Settings, SettingsError
+from app.triton.health.health import needs_restart
 
 COMMAND = (sys.executable, "-m", "app.process.workers")
 FIRST_DELAY_S = 0.5
@@ -159,13 +160,13 @@ class Board:
 
     @contextmanager
     def turn(self) -> Iterator[bool]:
-        """Yields whether no other worker repairs Triton now. The kernel ends the turn of a process that dies."""
+        """Yields whether another worker repairs Triton now. The kernel ends the turn of a process that dies."""
         with self.path.open("rb") as file:  # the lock is that of this opening
-            is_ours = False
+            is_other = True
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_ours = True
-            yield is_ours
+                is_other = False
+            yield is_other
 
     def clear(self, number: int) -> None:
         """Call it when the worker has ended: its gauges end with it."""
@@ -227,7 +228,7 @@ class Worker:
         while True:
             self.board.beat()
             status.state = 2 if gateway.inference.catalog.is_ready else 1
-            status.needs_restart = gateway.health.needs_restart
+            status.needs_restart = needs_restart(gateway.health)
             gateway.show_load()
             await asyncio.sleep(BEAT_S)
 

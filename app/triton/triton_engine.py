@@ -262,8 +262,8 @@ class TritonEngine(InferenceServer):
         return [ModelState(model.name, model.version, model.state == "READY", model.reason) for model in reply.models]
 
     async def model_ready(self, model: str, version: str = "") -> bool:
-        """Returns False also while the model hangs, or a Python process that it needs is dead."""
-        if not self._health.is_ready(model):
+        """Returns False also while the model hangs, or a process or an engine that it needs is dead."""
+        if not {ModelFault.OPEN, ModelFault.STUCK}.issuperset(self._health.faults_of(model)):
             return False
         return bool((await self._ask(service_pb2.ModelReadyRequest(name=model, version=version), model)).ready)
 

@@ -24,6 +24,26 @@ async def test_closing_waits_for_the_running_tasks_also_after_an_exception(caplo
     assert "ZeroDivisionError: a bug" in caplog.text
 
 
+async def test_one_task_of_a_subject_runs_until_it_is_cancelled() -> None:
+    tasks, ended = BackgroundTasks(), list[str]()
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(name)
+
+    for name, subject in (("first", "a"), ("second", "a"), ("other", "b"), ("free", None)):
+        tasks.start(work(name), subject)
+    await asyncio.sleep(0)
+    await tasks.close(within_s=0)
+    assert ended == ["first", "other", "free"]
+    tasks.start(work("later"), "a")
+    await asyncio.sleep(0)
+    await tasks.close(within_s=0)
+    assert ended[-1] == "later"
+
+
 class TestBackoff:
     @pytest.mark.parametrize(
         ("backoff", "delays"),

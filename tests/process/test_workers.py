@@ -94,6 +94,13 @@ def second(tmp_path: Path) -> Process:
     return Process(tmp_path, 2)
 
 
+def test_one_worker_repairs_triton_at_a_time(first: Process, second: Process) -> None:
+    with first.board.turn() as before, second.board.turn() as during:
+        pass
+    with second.board.turn() as after:
+        assert (before, during, after) == (False, True, False)
+
+
 def test_counters_and_histograms_are_sums(first: Process, second: Process) -> None:
     third = Process(first.folder, 3)
     first.answers("p", 0.3)

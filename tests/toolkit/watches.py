@@ -1,7 +1,7 @@
 """A scripted Triton with the watch of its health, and ways to wait."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,17 +23,15 @@ WITHIN_S = 30.0
 class Samples:
     """A canary for each model; only the model ``decoupled`` is decoupled."""
 
-    def __init__(self, *models: str, steps: Mapping[str, set[str]] | None = None, deadline_s: float = 0.0) -> None:
+    def __init__(self, *models: str, deadline_s: float = 0.0) -> None:
         self.models = models
-        self.steps = steps or {}
         self.deadline_s = deadline_s
 
     def __call__(self) -> dict[str, Canary]:
         return {model: self._canary(model) for model in self.models}
 
     def _canary(self, model: str) -> Canary:
-        models = frozenset({model, *self.steps.get(model, ())})
-        return Canary(InferenceRequest(model, (), is_probe=True), model == "decoupled", models, self.deadline_s)
+        return Canary(InferenceRequest(model, (), is_probe=True), model == "decoupled", self.deadline_s)
 
 
 class ScriptedTriton(FakeTriton):
@@ -83,7 +81,7 @@ class Watched:
         self.health = health
         self.changes: list[tuple[ModelFault, str, int]] = []
         """The faults that began (1) and ended (-1)."""
-        health._changed = lambda *change: self.changes.append(change)
+        health.changed = lambda *change: self.changes.append(change)
         self.restarts = 0
         self.restart_helps = True
 

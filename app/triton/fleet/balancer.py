@@ -11,10 +11,9 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from app.core.aio import Backoff
 from app.core.engine import Document, InferenceServer, discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
@@ -40,38 +39,29 @@ SAMPLES = 32
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Slow:
-    """A longer latency of the model than ``limit_s`` is too slow. ``probes``: when to probe the server."""
-
-    model: str
-    limit_s: float
-    probes: Backoff
-
-
+@dataclass(slots=True, eq=False)
 class TritonServer:
     """``engine`` calls the Triton at ``address``, and reports its calls to ``health``."""
 
-    def __init__(self, address: str, engine: InferenceServer, health: TritonHealth | None = None) -> None:
-        self.address = address
-        self.engine = engine
-        self.health = health or TritonHealth()
-        self.in_flight = 0
-        self.is_up = True
-        self.is_leaving = False
-        """Whether the address was removed from the configuration. Running requests may finish."""
-        self.slow: Slow | None = None
-        """Set while the server is ejected because it answers much slower than the others."""
-        self.joined_at = 0.0
-        """When its slow start began, in monotonic seconds; 0 without a slow start."""
-        self.absences: dict[ModelKey, str] = {}
-        """Models that must not be called on this server -> the reason."""
-        self.configs: dict[ModelKey, ModelConfig] = {}
-        """The latest configuration of each model on this server."""
-        self.latencies: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        """The latest latencies of each model, in seconds."""
-        self.movable: set[asyncio.Timeout] = set()
-        """Ends the wait for requests that may be repeated on another server."""
+    address: str
+    engine: InferenceServer
+    health: TritonHealth = field(default_factory=TritonHealth)
+    in_flight: int = 0
+    is_up: bool = True
+    is_leaving: bool = False
+    """Whether the address was removed from the configuration. Running requests may finish."""
+    is_slow: bool = False
+    """Whether the server is ejected because it answers much slower than the others."""
+    joined_at: float = 0.0
+    """When its slow start began, in monotonic seconds; 0 without a slow start."""
+    absences: dict[ModelKey, str] = field(default_factory=dict)
+    """Models that must not be called on this server -> the reason."""
+    configs: dict[ModelKey, ModelConfig] = field(default_factory=dict)
+    """The latest configuration of each model on this server."""
+    latencies: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=SAMPLES)))
+    """The latest latencies of each model, in seconds."""
+    movable: set[asyncio.Timeout] = field(default_factory=set)
+    """Ends the wait for requests that may be repeated on another server."""
 
     @property
     def state(self) -> str:
@@ -79,11 +69,11 @@ class TritonServer:
             return "leaving"
         if not self.is_up:
             return "stuck" if self.health.is_stuck else "down"
-        return "slow" if self.slow else "up"
+        return "slow" if self.is_slow else "up"
 
     @property
     def is_usable(self) -> bool:
-        return self.is_up and self.slow is None and not self.is_leaving
+        return self.is_up and not self.is_slow and not self.is_leaving
 
     def note_readiness(self, key: ModelKey, *, is_ready: bool) -> None:
         if not is_ready:
@@ -146,13 +136,11 @@ class Balancer(InferenceServer):
     def states(self) -> Mapping[str, str]:
         return {server.address: server.state for server in self.servers}
 
-    def tell(self, ejected: str = "") -> None:
-        """Call this after each change of a state."""
-        self._changed(self.states(), ejected)
-
-    def eject(self, server: TritonServer) -> None:
-        _log.error("Triton at %s is not used: it is %s", server.address, server.state)
-        self.tell(server.address)
+    def tell(self, ejected: TritonServer | None = None) -> None:
+        """Call this after each change of a state. ``ejected``: a server that is not used from now on."""
+        if ejected is not None:
+            _log.error("Triton at %s is not used: it is %s", ejected.address, ejected.state)
+        self._changed(self.states(), "" if ejected is None else ejected.address)
 
     def put_down(self, server: TritonServer) -> None:
         """Uses a server no more that does not answer. Its requests that may be repeated go to another server."""
@@ -160,7 +148,7 @@ class Balancer(InferenceServer):
         for each in server.movable:
             each.reschedule(asyncio.get_running_loop().time())
         server.movable.clear()
-        self.eject(server)
+        self.tell(server)
 
     async def is_live(self) -> bool:
         """Whether any Triton answers."""

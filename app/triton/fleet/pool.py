@@ -5,16 +5,16 @@ import logging
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
-from app.core.aio import Backoff
+from app.core.aio import BackgroundTasks, Backoff
 from app.core.engine import InferenceServer
 from app.core.errors import UpstreamUnavailable
 from app.triton.connect import addresses_of, host_and_port, open_transport, wrong_address
 from app.triton.credentials import Credentials
-from app.triton.fleet.balancer import Balancer, Slow, TritonServer
-from app.triton.health.health_watch import Canaries, is_answered, tasks_by_subject
+from app.triton.fleet.balancer import Balancer, TritonServer
+from app.triton.health.health_watch import Canaries, is_answered
 from app.triton.triton_engine import TritonEngine
 
 OpenServer = Callable[[str], AbstractAsyncContextManager[TritonServer]]
@@ -55,8 +55,8 @@ class ServerPool:
 
         One check of a server at a time. A server that has left is closed when it is idle.
         """
-        balancer, follow_at = self._balancer, time.monotonic() + RESOLVE_S
-        async with tasks_by_subject() as start:
+        balancer, follow_at, tasks = self._balancer, time.monotonic() + RESOLVE_S, BackgroundTasks()
+        try:
             while True:
                 await asyncio.sleep(SHORTEST_S)
                 with suppress(TimeoutError):
@@ -64,31 +64,34 @@ class ServerPool:
                 is_suspected = balancer.suspected.is_set()
                 balancer.suspected.clear()
                 for server in list(balancer.servers):
-                    if server.is_leaving and not server.in_flight:
-                        start(server, self._remove, server)
-                        continue
                     is_heard = server.health.is_heard_since(time.monotonic() - SILENCE_S)
-                    is_suspect = is_suspected or not server.is_up or (server.in_flight > 0 and not is_heard)
-                    if is_suspect or server.slow is not None:
-                        start(server, self._check, server, is_suspect)
-                eject_slow(balancer)
+                    if server.is_leaving and not server.in_flight:
+                        tasks.start(self._remove(server), server)
+                    elif is_suspected or not server.is_up or (server.in_flight > 0 and not is_heard):
+                        tasks.start(balancer.look_at(server), server)
+                for server, model, limit_s in slow_servers(balancer):
+                    server.is_slow = True
+                    balancer.tell(server)
+                    tasks.start(self._return(server, model, limit_s))
                 if self._is_resolving and time.monotonic() >= follow_at:
-                    start("addresses", self.follow)
+                    tasks.start(self.follow(), "addresses")
                     follow_at = time.monotonic() + RESOLVE_S
+        finally:
+            await tasks.close(within_s=0)
 
-    async def _check(self, server: TritonServer, is_suspect: bool) -> None:
-        if is_suspect:
-            await self._balancer.look_at(server)
-        if (slow := server.slow) is None or not slow.probes.is_due:
-            return
-        slow.probes.fail()
-        canary, began = self._canaries().get(slow.model), time.monotonic()
-        is_fast = server.is_up if canary is None else await is_answered(server.engine, canary, 2 * slow.limit_s)
-        if is_fast and time.monotonic() - began < slow.limit_s:
-            server.slow = None
-            server.start_slowly()
-            self._balancer.tell()
-            _log.info("Triton at %s is used again", server.address)
+    async def _return(self, server: TritonServer, model: str, limit_s: float) -> None:
+        """Uses a slow server again when it answers a canary of the model in time."""
+        probes = Backoff(FIRST_RETURN_S, LONGEST_RETURN_S)
+        while server in self._balancer.servers:
+            await asyncio.sleep(probes.fail())
+            canary, began = self._canaries().get(model), time.monotonic()
+            is_fast = server.is_up if canary is None else await is_answered(server.engine, canary, 2 * limit_s)
+            if is_fast and time.monotonic() - began < limit_s:
+                server.is_slow = False
+                server.start_slowly()
+                self._balancer.tell()
+                _log.info("Triton at %s is used again", server.address)
+                return
 
     async def follow(self) -> None:
         """Adds new addresses. Removed addresses get no further requests."""
@@ -169,8 +172,11 @@ LONGEST_RETURN_S = 120.0
 _log = logging.getLogger(__name__)
 
 
-def eject_slow(balancer: Balancer) -> None:
-    """Ejects servers that answer a model much slower than the others, but never more than half of all servers."""
+def slow_servers(balancer: Balancer) -> Iterator[tuple[TritonServer, str, float]]:
+    """Yields servers to eject, each with the model that it answers much slower than the others, and its time limit.
+
+    Never more than half of all servers are ejected.
+    """
     usable = [server for server in balancer.servers if server.is_usable]
     for model in {model for server in usable for model in server.latencies}:
         latencies = {server: server.latencies[model] for server in usable}
@@ -178,10 +184,6 @@ def eject_slow(balancer: Balancer) -> None:
         for server, median_s in medians.items() if len(medians) > 1 else ():
             usual_s = statistics.median(each for other, each in medians.items() if other is not server)
             limit_s = max(TIMES * usual_s, usual_s + LEAST_S)
-            if median_s <= limit_s or not server.is_usable:
-                continue
-            if 2 * (sum(each.is_usable for each in usable) - 1) < len(balancer.servers):
-                return
-            server.slow = Slow(model, limit_s, Backoff(FIRST_RETURN_S, LONGEST_RETURN_S))
-            server.slow.probes.fail()
-            balancer.eject(server)
+            is_allowed = 2 * (sum(each.is_usable for each in usable) - 1) >= len(balancer.servers)
+            if median_s > limit_s and server.is_usable and is_allowed:
+                yield server, model, limit_s

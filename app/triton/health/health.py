@@ -23,7 +23,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -82,8 +82,8 @@ class ModelFault(Enum):
 
 
 DEAD = {ModelFault.ENGINE, ModelFault.PROCESS}
-DeadPart = tuple[ModelFault, str]
-"""The dead process or engine of a model."""
+Fault = tuple[ModelFault, str]
+"""With the model that has the fault itself; an empty text: Triton."""
 
 
 class ModelDeclaration(NamedTuple):
@@ -131,30 +131,23 @@ class CallHistory:
     """The end of the latest of these waits, in monotonic seconds."""
 
 
+@dataclass(slots=True, eq=False)
 class TritonHealth:
     """Collects the results of the engine's calls, and decides what the engine reports as live and ready."""
 
-    def __init__(
-        self,
-        declared: Callable[[str], ModelDeclaration] = lambda model: ModelDeclaration(),
-        changed: Callable[[ModelFault, str, int], None] = lambda fault, model, change: None,
-        *,
-        may_reload: bool = False,
-    ) -> None:
-        """``changed``: called with 1 when a fault begins, and with -1 when it ends."""
-        self._declared = declared
-        self._changed = changed
-        self.may_reload = may_reload
-        """Whether the gateway loads models again."""
-        self.models = defaultdict[str, ModelHealth](ModelHealth)
-        self.calls: dict[tuple[str, str], CallHistory] = {}
-        """By model and gRPC method."""
-        self.faults: set[tuple[ModelFault, str]] = set()
-        """With the model that has the fault itself; an empty text: Triton."""
-        self.suspects: dict[str, Counter[DeadPart]] = {}
-        """Called model -> what the errors of its calls named, and how often."""
-        self.configs: dict[str, ModelConfig] = {}
-        """What Triton reported last, by model: which models a model runs."""
+    declared: Callable[[str], ModelDeclaration] = lambda model: ModelDeclaration()
+    changed: Callable[[ModelFault, str, int], None] = lambda fault, model, change: None
+    """Called with 1 when a fault begins, and with -1 when it ends."""
+    may_reload: bool = False
+    """Whether the gateway loads models again."""
+    models: defaultdict[str, ModelHealth] = field(default_factory=lambda: defaultdict(ModelHealth))
+    calls: dict[tuple[str, str], CallHistory] = field(default_factory=dict)
+    """By model and gRPC method."""
+    faults: set[Fault] = field(default_factory=set)
+    suspects: dict[str, Counter[Fault]] = field(default_factory=dict)
+    """Called model -> what the errors of its calls named, and how often."""
+    configs: dict[str, ModelConfig] = field(default_factory=dict)
+    """What Triton reported last, by model: which models a model runs."""
 
     def run_by(self, model: str) -> list[str]:
         """The models that the model runs, at any depth, and itself at the end."""
@@ -191,10 +184,6 @@ class TritonHealth:
         }
         return [fault for fault in ModelFault if fault in has]
 
-    def is_ready(self, model: str) -> bool:
-        """Whether no known fault concerns the readiness of the model. An open breaker does not, nor does Triton."""
-        return {ModelFault.OPEN, ModelFault.STUCK}.issuperset(self.faults_of(model))
-
     def refusal(self, model: str) -> Unavailable | None:
         """Returns the error if requests to the model must not be sent to this Triton now, else None."""
         for fault in self.faults_of(model):
@@ -219,7 +208,7 @@ class TritonHealth:
 
     def may_be_busy(self, model: str, calls: CallHistory) -> bool:
         """Whether the silence of the model is explained by the declared time until a first output."""
-        return 0 < calls.silent_s < self._declared(model).first_output_s
+        return 0 < calls.silent_s < self.declared(model).first_output_s
 
     def failed(self, model: str, *, is_timeout: bool) -> None:
         """Opens the breaker after several calls that ended without an answer. An error of the model is an answer."""
@@ -236,20 +225,20 @@ class TritonHealth:
             self.models[model].ended_at = time.monotonic()
         if (fault, model) not in self.faults:
             self.faults.add((fault, model))
-            self._changed(fault, model, 1)
+            self.changed(fault, model, 1)
             _log.error(fault.began, f"model '{model}'" if model else "Triton")
 
     def end(self, fault: ModelFault, model: str) -> None:
         """No-op if the model does not have the fault."""
         if (fault, model) in self.faults:
             self.faults.remove((fault, model))
-            self._changed(fault, model, -1)
+            self.changed(fault, model, -1)
             _log.info("%s is called again", f"model '{model}'" if model else "Triton")
 
     # Dead processes and engines. Triton 2.51 does not restart such a process: the model stays ready in Triton, and
     # every request that reaches the process fails after about a second. An engine dies in a process that lives.
 
-    def suspect(self, called: str, message: str, began: float, *, is_probe: bool = False) -> DeadPart | None:
+    def suspect(self, called: str, message: str, began: float, *, is_probe: bool = False) -> Fault | None:
         """Notes what the error of a call to the model ``called`` is about.
 
         Triton names a process after its model, its instance group and its instance: ``text_embed_0_0``. A pipeline
@@ -262,24 +251,22 @@ class TritonHealth:
         Returns:
             The dead process that the message names, if the model ``called`` runs it; or the dead engine of ``called``.
         """
-        message, owner = message[:LONGEST_MESSAGE], called
+        message, fault, owners = message[:LONGEST_MESSAGE], ModelFault.ENGINE, [called]
         if (found := DEAD_PROCESS.search(message)) is not None:
             fault = ModelFault.PROCESS
             if found[1] is not None:
                 owners = [name for name in self.run_by(called) if f"{found[1]}_".startswith(f"{name}_")]
-                owner = max(owners, key=len, default="")
-        else:
-            fault = ModelFault.ENGINE
-            if not any(re.search(pattern, message) for pattern in self._declared(called).engine_errors):
-                return None
-        if not owner:
+        elif not any(re.search(pattern, message) for pattern in self.declared(called).engine_errors):
             return None
-        if began >= self.models[owner].ended_at:
+        if not owners:
+            return None
+        part = fault, max(owners, key=len)
+        if began >= self.models[part[1]].ended_at:
             if is_probe:
-                self.begin(fault, owner)
+                self.begin(*part)
             else:
-                self.suspects.setdefault(called, Counter())[fault, owner] += 1
-        return fault, owner
+                self.suspects.setdefault(called, Counter())[part] += 1
+        return part
 
     def revive(self, model: str, *, is_proven: bool = True) -> None:
         """``is_proven``: whether the model has answered a sample; otherwise the next request decides.
@@ -299,10 +286,6 @@ class TritonHealth:
         return any(self.models[model].ended_at > began for model in self.run_by(called))
 
 
-class HealthByAddress(dict[str, TritonHealth]):
-    """The health of each Triton that the gateway currently calls."""
-
-    @property
-    def needs_restart(self) -> bool:
-        """Whether every Triton is stuck, or has a model that answers only after a restart."""
-        return bool(self) and all(health.with_fault(ModelFault.STUCK) for health in self.values())
+def needs_restart(tritons: Mapping[str, TritonHealth]) -> bool:
+    """Whether every Triton is stuck, or has a model that answers only after a restart."""
+    return bool(tritons) and all(health.with_fault(ModelFault.STUCK) for health in tritons.values())

@@ -6,12 +6,11 @@ It sends canaries: requests that a model should be able to answer.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 
-from app.core.aio import Backoff
+from app.core.aio import BackgroundTasks, Backoff
 from app.core.engine import Engine, responses_of
 from app.core.errors import DeadlineExceeded, GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
@@ -54,115 +53,79 @@ class Canary:
 
     request: InferenceRequest
     is_decoupled: bool
-    models: frozenset[str]
-    """The models that the request uses: the called one, and the models that it runs."""
     deadline_s: float
-    """The longest deadline of a pipeline that uses one of these models."""
+    """The longest deadline of a pipeline that uses the called model, or a model that it runs."""
 
 
 Canaries = Callable[[], Mapping[str, Canary]]
 """Returns a new canary for each model whose pipeline has a sample."""
 Restart = Callable[[], Awaitable[None]]
-Turn = Callable[[], AbstractContextManager[bool]]
-"""A block in which no other process of the gateway repairs Triton. Its value is false if another one does now."""
+Turn = Callable[[], AbstractContextManager[bool | None]]
+"""A block in which no other process of the gateway repairs Triton. Its value is true if another one does now."""
 
 
-def alone() -> AbstractContextManager[bool]:
-    """The turn of the only process."""
-    return nullcontext(enter_result=True)
-
-
-@asynccontextmanager
-async def tasks_by_subject() -> AsyncIterator[Callable[..., None]]:
-    """Yields a function that runs ``work(*arguments)`` in a task, unless one of the same subject runs.
-
-    The function takes the subject, the work and its arguments. The tasks are cancelled with the block.
-    """
-    running = set[object]()
-
-    async def run(subject: object, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception:  # such as statistics that are not Triton's
-            _log.exception("a part of the watch of Triton failed; it is tried again")
-        finally:
-            running.discard(subject)
-
-    async with asyncio.TaskGroup() as group:
-
-        def start(subject: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
-            if subject not in running:
-                running.add(subject)
-                group.create_task(run(subject, work(*arguments)))
-
-        yield start
-
-
+@dataclass(slots=True, eq=False)
 class HealthWatch:
     """Each suspicion, each repair and each group of silent streams has a task of its own while it lasts."""
 
-    def __init__(
-        self,
-        engine: TritonEngine,
-        health: TritonHealth,
-        canaries: Canaries,
-        restart: Restart | None = None,
-        turn: Turn = alone,
-    ) -> None:
-        """``restart``: None for a Triton that the gateway did not start."""
-        self._engine = engine
-        self._health = health
-        self._canaries = canaries
-        self._restart = restart
-        self._turn = turn
-        self._restarts = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S, forgiven_s=LONGEST_RESTART_S)
-        self._reloading = asyncio.Lock()
-        self._counts: dict[str, tuple[float, int]] = {}
-        """Model -> when its statistics were read, in monotonic seconds, and its number of requests then."""
+    engine: TritonEngine
+    health: TritonHealth
+    canaries: Canaries
+    restart: Restart | None = None
+    """None for a Triton that the gateway did not start."""
+    turn: Turn = nullcontext
+    _restarts: Backoff = field(
+        default_factory=lambda: Backoff(FIRST_RESTART_S, LONGEST_RESTART_S, forgiven_s=LONGEST_RESTART_S)
+    )
+    _reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _counts: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Model -> when its statistics were read, in monotonic seconds, and its number of requests then."""
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        health, engine, count_at = self._health, self._engine, 0.0
-        async with tasks_by_subject() as start:
+        health, engine, tasks, count_at = self.health, self.engine, BackgroundTasks(), 0.0
+        try:
             while True:
                 await asyncio.sleep(POLL_S)
                 for model in health.with_fault(ModelFault.OPEN):
                     if health.models[model].probes.is_due:
-                        start(("open", model), self._probe, model)
+                        tasks.start(self._probe(model), ("open", model))
                 if health.suspects or health.with_fault(*DEAD):
-                    start("dead", self._confirm_and_repair)
+                    tasks.start(self._confirm_and_repair(), "dead")
                 for (model, method), calls in list(health.calls.items()):
                     if calls.unanswered >= UNANSWERED and not health.may_be_busy(model, calls):
                         if self._canaries_by(method, model):
-                            start(("silent", model), self._examine, model, method)
+                            tasks.start(self._examine(model, method), ("silent", model))
                         else:  # only other models can tell whether Triton is stuck
                             health.calls_of("", method).unanswered = FAILURES
                             calls.unanswered = 0
                 for stream in list(engine.streams):
                     if self._is_silent_stream(stream):
-                        start(("stream", stream.model), self._examine_streams, stream.model)
+                        tasks.start(self._examine_streams(stream.model), ("stream", stream.model))
                 if engine.streams and time.monotonic() >= count_at:
                     count_at = time.monotonic() + COUNT_S
-                    start("counts", self._count)
+                    tasks.start(self._count(), "counts")
+        finally:
+            await tasks.close(within_s=0)
 
     async def _is_answered(self, model: str) -> bool | None:
         """Whether the model answers a canary. None without one, or if the model or Triton is unavailable."""
-        if (canary := self._canaries().get(model)) is None:
+        if (canary := self.canaries().get(model)) is None:
             return None
-        return await is_answered(self._engine, canary, min(self._health.models[model].canary_s, LONGEST_CANARY_S))
+        return await is_answered(self.engine, canary, min(self.health.models[model].canary_s, LONGEST_CANARY_S))
 
     async def _probe(self, model: str) -> None:
         """Without a sample, or while Triton is unreachable, checks if the model is ready."""
-        state, is_working = self._health.models[model], True
+        state, is_working = self.health.models[model], True
         try:
-            is_working = await self._engine.model_ready(model)
+            is_working = await self.engine.model_ready(model)
         except GatewayError as exc:
             is_working = not isinstance(exc, Unavailable)
-        if is_working and state.probes.longest_s > state.probes.first_s and model in self._canaries():
+        if is_working and state.probes.longest_s > state.probes.first_s and model in self.canaries():
             is_working = await self._is_answered(model) is True
         if is_working:
             state.failures = 0
-            self._health.end(ModelFault.OPEN, model)
+            self.health.end(ModelFault.OPEN, model)
         else:
             state.probes.fail()
 
@@ -176,9 +139,9 @@ class HealthWatch:
         ended (:meth:`_is_silent_stream`). Without a sample of the model, or of one that runs it, the next request
         decides whether the repair helped.
         """
-        health = self._health
-        with self._turn() as is_own:
-            if not is_own:
+        health = self.health
+        with self.turn() as is_other:
+            if is_other:
                 health.suspects.clear()
                 return
             for called, named in list(health.suspects.items()):
@@ -201,7 +164,7 @@ class HealthWatch:
                 names = health.run_by(model) if is_engine else [model]
                 if health.may_reload and not all([await self._reloads(name) for name in names]):
                     continue
-                sampled = [called for called in self._canaries() if model in health.run_by(called)]
+                sampled = [called for called in self.canaries() if model in health.run_by(called)]
                 is_dead = await self._meets_dead_part(model if model in sampled else next(iter(sampled), ""))
                 if not is_dead or not (is_engine or state.ended_at > asked_at):
                     health.revive(model, is_proven=is_dead is not None)
@@ -209,21 +172,21 @@ class HealthWatch:
     async def _meets_dead_part(self, called: str) -> bool | None:
         """Whether a canary meets a dead process or engine; None without a canary. Each canary tests one instance."""
         asked_at = time.monotonic()
-        if called not in self._canaries():
+        if called not in self.canaries():
             return None
-        for _ in range(min(2 * self._health.instances(called), _MOST_CANARIES)):
+        for _ in range(min(2 * self.health.instances(called), _MOST_CANARIES)):
             await self._is_answered(called)
-            if self._health.has_ended_since(asked_at, called):
+            if self.health.has_ended_since(asked_at, called):
                 return True
         return False
 
     async def _reloads(self, model: str, timeout_s: float = LOAD_TIMEOUT_S) -> bool:
         """Whether the model could be loaded again."""
         try:
-            await self._engine.reload_model(model, timeout_s)
+            await self.engine.reload_model(model, timeout_s)
         except GatewayError as exc:
             if exc.upstream is not None and _REFUSED in exc.upstream.message:
-                self._health.may_reload = False
+                self.health.may_reload = False
                 _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
             else:
                 _log.error("model '%s' could not be loaded again: %s", model, exc.detail)
@@ -240,7 +203,7 @@ class HealthWatch:
         answers this method either, Triton is stuck, and only a restart can help. Triton is not restarted soon after the
         last time, nor if the gateway did not start it: then `/health/triton` shows that a restart is needed.
         """
-        health, state, began = self._health, self._health.models[model], time.monotonic()
+        health, state, began = self.health, self.health.models[model], time.monotonic()
         of_triton, may_reload, since = health.calls_of("", method), bool(model), began
         try:
             if model:
@@ -260,11 +223,11 @@ class HealthWatch:
                     await self._reload_hung(model)
                 else:
                     health.begin(ModelFault.STUCK, model)
-                    if self._restart is not None and self._restarts.is_due:
+                    if self.restart is not None and self._restarts.is_due:
                         self._restarts.fail()
                         reason = f"model '{model}' hangs" if model else "it is stuck"
                         _log.error("the embedded Triton is restarted, because %s", reason)
-                        await self._restart()
+                        await self.restart()
                 since = time.monotonic()
             if since == began and not health.is_stuck:
                 state.canary_s = max(state.canary_s, time.monotonic() - began)
@@ -276,14 +239,14 @@ class HealthWatch:
     async def _reload_hung(self, model: str) -> None:
         """Reloads the models that it runs too, without those whose own canary is answered."""
         async with self._reloading:
-            with self._turn() as is_own:
-                for name in self._health.run_by(model) if is_own else ():
+            with self.turn() as is_other:
+                for name in () if is_other else self.health.run_by(model):
                     if name == model or not await self._is_answered(name):
                         await self._reloads(name, RELOAD_S)
 
     async def _stays_silent(self, model: str, method: str, until: float) -> bool:
         """Whether the model completes nothing for this time, and for as many calls as open a breaker."""
-        health, rounds = self._health, 0
+        health, rounds = self.health, 0
         while rounds < CANARIES or health.calls_of(model, method).unanswered < FAILURES or time.monotonic() < until:
             began, canaries = time.monotonic(), self._canaries_by(method, model)
             found = await asyncio.gather(*(self._is_silent(each, method) for each in canaries))
@@ -294,7 +257,7 @@ class HealthWatch:
         return True
 
     def _hung_after_s(self, method: str, model: str = "") -> float:
-        canaries, models = self._canaries_by(method, model), self._health.models
+        canaries, models = self._canaries_by(method, model), self.health.models
         return max(HUNG_S, *(max(models[each.request.model].canary_s, each.deadline_s) for each in canaries), 0.0)
 
     def _canaries_by(self, method: str, model: str = "") -> Sequence[Canary]:
@@ -302,8 +265,8 @@ class HealthWatch:
 
         Triton answers ModelStreamInfer for every model, ModelInfer only for models that are not decoupled.
         """
-        found = self._canaries()
-        named = (found[name] for name in found if model in {"", name} and self._health.models[name].recent_s)
+        found = self.canaries()
+        named = (found[name] for name in found if model in {"", name} and self.health.models[name].recent_s)
         return [each for each in named if not (each.is_decoupled and method == "ModelInfer")][:_MOST_MODELS]
 
     async def _is_silent(self, canary: Canary, method: str) -> bool:
@@ -316,31 +279,28 @@ class HealthWatch:
             False also if Triton, its statistics or the model cannot be reached.
         """
         model, is_streamed = canary.request.model, method == "ModelStreamInfer"
-        timeout_s = self._health.models[model].canary_s
-
-        async def completed() -> dict[str, tuple[int, int, int]]:
-            """Model -> its executions since it was loaded, its successful requests, and their nanoseconds in Triton."""
-            found = {}
-            for name in canary.models:
-                versions = (await self._engine.document("stats", name))["model_stats"]
-                done = [version["inference_stats"]["success"] for version in versions]
-                executions = sum(version["execution_count"] for version in versions)
-                found[name] = executions, sum(each["count"] for each in done), sum(each["ns"] for each in done)
-            return found
-
+        timeout_s, names = self.health.models[model].canary_s, self.health.run_by(model)
         try:
-            before = await completed()
-            if await is_answered(self._engine, replace(canary, is_decoupled=is_streamed), timeout_s) is not False:
+            before = [await self._completed(name) for name in names]
+            if await is_answered(self.engine, replace(canary, is_decoupled=is_streamed), timeout_s) is not False:
                 return False
-            after = await completed()
+            after = [await self._completed(name) for name in names]
         except GatewayError:
             return False
         # The canary itself counts as an execution of an ensemble's steps and, before its response, of a decoupled
         # model. So these are busy only if the completed requests took about as long as the canary waited.
-        if not is_streamed and after[model][0] != before[model][0]:
+        if not is_streamed and after[-1][0] != before[-1][0]:
             return False
-        gained = [(after[name][1] - before[name][1], after[name][2] - before[name][2]) for name in after]
+        gained = [(now[1] - then[1], now[2] - then[2]) for now, then in zip(after, before, strict=True)]
         return sum(ns / requests / 1e9 for requests, ns in gained if requests > 0) < timeout_s / 2
+
+    async def _completed(self, model: str) -> tuple[int, int, int, int]:
+        """The model's executions since its load, successful requests, their nanoseconds in Triton, and failures."""
+        versions = (await self.engine.document("stats", model))["model_stats"]
+        succeeded, failed = ([each["inference_stats"][end] for each in versions] for end in ("success", "fail"))
+        executions = sum(each["execution_count"] for each in versions)
+        requests, failures = (sum(each["count"] for each in ended) for ended in (succeeded, failed))
+        return executions, requests, sum(each["ns"] for each in succeeded), failures
 
     # Lost streams. Triton 2.51 does not end a stream whose model process died, not even when the model is loaded again.
     # And a connection to a host that is gone stays open for a long time.
@@ -350,7 +310,7 @@ class HealthWatch:
 
         Another instance of the model may be alive, and a reload waits for its streams: then the stream gets more time.
         """
-        health, silent_s = self._health, stream.silent_s
+        health, silent_s = self.health, stream.silent_s
         if silent_s < DEAD_S:
             return False
         is_dead = not DEAD.isdisjoint(health.faults_of(stream.model)) and health.instances(stream.model) == 1
@@ -359,37 +319,35 @@ class HealthWatch:
             text = "The process of the model ended before the stream was complete."
             stream.call.interrupt(ModelNotReady(text, retry_after_s=REPAIR_S))
             return False
-        examined_s = stream.examined_s if stream.examined_s <= silent_s else 0.0  # a response has arrived since
-        if silent_s < max(self._limit_s(stream), 2 * examined_s):
+        if silent_s < self._limit_s(stream) or stream.examined_s <= silent_s < 2 * stream.examined_s:
             return False
         stream.examined_s = silent_s
         return True
 
     def _limit_s(self, stream: RunningStream) -> float:
         """The silence after which a stream is examined."""
-        state = self._health.models[stream.model]
+        state = self.health.models[stream.model]
         return state.canary_s if stream.call.arrived is None else min(state.canary_s, 2 * state.timeout_s)
 
     async def _examine_streams(self, model: str) -> None:
         """Ends silent streams if Triton does not answer. Otherwise a canary may meet a dead process."""
         asked_at = time.monotonic()
-        if await self._engine.answers():
+        if await self.engine.answers():
             await self._is_answered(model)
             return
-        for stream in list(self._engine.streams):
+        for stream in list(self.engine.streams):
             if stream.silent_s - (time.monotonic() - asked_at) >= self._limit_s(stream):
                 stream.call.interrupt(UpstreamUnavailable("Triton stopped answering before the stream was complete."))
 
     async def _count(self) -> None:
         """Detects models that any client of Triton has reloaded: their statistics begin again at 0."""
-        for model in {name for stream in self._engine.streams for name in self._health.run_by(stream.model)}:
-            now = time.monotonic()
+        for model in {name for stream in self.engine.streams for name in self.health.run_by(stream.model)}:
+            now, state = time.monotonic(), self.health.models[model]
             with suppress(GatewayError):
-                found = (await self._engine.document("stats", model))["model_stats"]
-                count = sum(each["inference_stats"][end]["count"] for each in found for end in ("success", "fail"))
+                _, requests, _, failures = await self._completed(model)
                 counted_at, counted = self._counts.get(model, (0.0, 0))
-                if count < counted:
-                    self._health.models[model].ended_at = max(self._health.models[model].ended_at, counted_at)
+                if (count := requests + failures) < counted:
+                    state.ended_at = max(state.ended_at, counted_at)
                 self._counts[model] = now, count
 
 
@@ -399,10 +357,6 @@ async def is_answered(engine: Engine, canary: Canary, timeout_s: float) -> bool 
     try:
         async with aclosing(responses_of(engine, [canary.request], deadline, decoupled=canary.is_decoupled)) as found:
             await anext(found, None)
-    except DeadlineExceeded:
-        return False
-    except Unavailable:
-        return None
-    except GatewayError:
-        pass
+    except GatewayError as exc:
+        return None if isinstance(exc, Unavailable) else not isinstance(exc, DeadlineExceeded)
     return True

@@ -11,6 +11,7 @@ import pytest
 
 from app.core.errors import DeadlineExceeded, ModelNotReady, UpstreamUnavailable
 from app.core.inference import InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig, Step
 from app.triton import triton_engine as engine_module
 from app.triton.connect import open_transport
 from app.triton.health import health as health_module
@@ -18,10 +19,10 @@ from app.triton.health import health_watch as watch_module
 from app.triton.health.health import (
     FAILURES,
     SILENCE_S,
-    HealthByAddress,
     ModelDeclaration,
     ModelFault,
     TritonHealth,
+    needs_restart,
 )
 from app.triton.triton_engine import TritonEngine, WatchedCall
 from tests.toolkit.waiting import until
@@ -182,12 +183,12 @@ class TestHungModels:
 
     async def test_another_triton_is_reported_as_in_need_of_a_restart(self) -> None:
         async with silent("a", timeouts=2) as triton:
-            by_address = HealthByAddress({"here": triton.health})
-            assert not by_address.needs_restart
+            by_address = {"here": triton.health}
+            assert not needs_restart(by_address)
             async with triton.watching("a", "b"):
-                await until(lambda: by_address.needs_restart)
+                await until(lambda: needs_restart(by_address))
                 triton.server.silent = set()
-                await until(lambda: not by_address.needs_restart)
+                await until(lambda: not needs_restart(by_address))
 
     async def test_a_slow_execution_is_not_interrupted(self) -> None:
         """Several canaries time out until the model completes something: it is not ready, but not reloaded."""
@@ -325,10 +326,9 @@ async def test_a_busy_model_does_not_hang() -> None:
             await triton.call(case.model, SHORT_S, 5, streamed=case.model == "decoupled")
             work = completing(triton.server, case.executing, every_s=case.every_s, taking_s=case.taking_s)
             await stack.enter_async_context(work)
-            steps = {case.model: {case.executing}}
-            await stack.enter_async_context(
-                triton.watching(case.model, "b", steps=steps, may_reload=True, restarts=True)
-            )
+            step = Step(case.executing, "", (), ())
+            triton.health.configs[case.model] = ModelConfig(case.model, "ensemble", 0, (), (), steps=(step,))
+            await stack.enter_async_context(triton.watching(case.model, "b", may_reload=True, restarts=True))
             if case.hangs:
                 await until(lambda: bool(triton.server.control))
             else:

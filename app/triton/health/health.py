@@ -44,7 +44,7 @@ SILENCE_S = 5.0
 REPEATED = 3
 """The number of errors about one process that confirms its death if the model has no sample."""
 FIRST_DELAY_S = 1.0
-"""Between two reloads of a model with a dead process."""
+"""After the death of a process, and between two reloads of its model."""
 FORGIVEN_S = 300.0
 """After this time without a repair, a model starts again with the first delay."""
 ENGINE_RETRY_S = 5
@@ -233,7 +233,8 @@ class TritonHealth:
         if (fault, model) in self.faults:
             self.faults.remove((fault, model))
             self.changed(fault, model, -1)
-            _log.info("%s is called again", f"model '{model}'" if model else "Triton")
+            if self.refusal(model) is None:
+                _log.info("%s is called again", f"model '{model}'" if model else "Triton")
 
     # Dead processes and engines. Triton 2.51 does not restart such a process: the model stays ready in Triton, and
     # every request that reaches the process fails after about a second. An engine dies in a process that lives.

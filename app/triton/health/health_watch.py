@@ -205,6 +205,7 @@ class HealthWatch:
         """
         health, state, began = self.health, self.health.models[model], time.monotonic()
         of_triton, may_reload, since = health.calls_of("", method), bool(model), began
+        subject = f"model '{model}'" if model else "Triton"
         try:
             if model:
                 if not await self._stays_silent(model, method, began):
@@ -215,9 +216,7 @@ class HealthWatch:
             while await self._stays_silent(model, method, since + self._hung_after_s(method, model)):
                 if model and of_triton.unanswered:  # its examination decides first
                     continue
-                if model:
-                    silent_s = round(time.monotonic() - began)
-                    _log.error("model '%s' hangs: it has completed no request for %g s", model, silent_s)
+                _log.error("%s hangs: it has completed no request for %g s", subject, round(time.monotonic() - began))
                 if may_reload and health.may_reload:
                     may_reload = False
                     await self._reload_hung(model)
@@ -225,8 +224,7 @@ class HealthWatch:
                     health.begin(ModelFault.STUCK, model)
                     if self.restart is not None and self._restarts.is_due:
                         self._restarts.fail()
-                        reason = f"model '{model}' hangs" if model else "it is stuck"
-                        _log.error("the embedded Triton is restarted, because %s", reason)
+                        _log.error("the embedded Triton is restarted, because %s hangs", subject)
                         await self.restart()
                 since = time.monotonic()
             if since == began and not health.is_stuck:
@@ -250,8 +248,8 @@ class HealthWatch:
         while rounds < CANARIES or health.calls_of(model, method).unanswered < FAILURES or time.monotonic() < until:
             began, canaries = time.monotonic(), self._canaries_by(method, model)
             found = await asyncio.gather(*(self._is_silent(each, method) for each in canaries))
-            is_other = model and health.is_stuck  # Triton's silence explains that of its models
-            if not found or not all(found) or health.is_heard_since(began, method, model) or is_other:
+            is_explained = model and health.is_stuck
+            if is_explained or not found or not all(found) or health.is_heard_since(began, method, model):
                 return False
             rounds += 1
         return True

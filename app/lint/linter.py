@@ -149,8 +149,7 @@ def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Ite
 
 def _absent_models(spec: PipelineSpec, models: Models, unreadable: Set[str]) -> Iterator[PipelineMismatch]:
     """The models that the pipeline names and the repository does not have."""
-    places: dict[str, Location] = {spec.model: ("model",)} if spec.steps is None else {}
-    places |= {each.model: ("steps", step, "model") for step, each in (spec.steps or {}).items() if each.model}
+    places = {model: location for (model, _), location in spec.called.items()}
     for model, location in places.items():
         if model not in models and model not in unreadable:
             yield PipelineMismatch(location, _no_model(model, models))
@@ -182,10 +181,10 @@ def _mismatches_of(
     except PipelineMismatch as exc:
         yield exc
         return
-    for layer in pipeline.layers:
-        for step in layer.unread if isinstance(layer, Plan) else ():
+    for step in config.order if isinstance(config, Plan) else ():
+        if step.spec.model is not None and not step.outputs:
             text = "is read by no other step, no condition and not by the answer"
-            yield PipelineMismatch(("steps", step), text, "unread-tensor")
+            yield PipelineMismatch(("steps", step.name), text, "unread-tensor")
     for request, values in declared_requests(pipeline.spec).items():
         key = (SAMPLE,) if request == SAMPLE else ("examples", request)
         for location, text in _faults_of_request(pipeline, values, folder):

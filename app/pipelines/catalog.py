@@ -93,7 +93,7 @@ class PipelineVersion:
 
     def follow(self, lookup: Lookup, context: CompileContext) -> None:
         """Compiles the version when its models are first available, and again when a model changes."""
-        found = lookup.models_of_all(self.spec.called)
+        found = lookup.models_of(*self.spec.called)
         if isinstance(found, Missing):
             self.stop()
             self.state, self.detail = VersionState.MODEL_NOT_READY, found.detail

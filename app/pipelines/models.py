@@ -53,36 +53,27 @@ class Lookup:
     faults: Mapping[str, str] = field(default_factory=dict)
     """Model -> why it is not ready although Triton has loaded it, as a clause."""
 
-    def models_of(self, model: str, version: str = "") -> dict[str, ModelConfig] | Missing:
-        """The models that a request to ``model`` runs through, ``model`` first.
+    def models_of(self, *called: ModelKey) -> dict[str, ModelConfig] | Missing:
+        """The models that requests to these run through, each of these before those below it.
 
         Of the models that a BLS model declares, those that are ready.
         """
         found: dict[str, ModelConfig] = {}
-        required, lacking = {model}, list[str]()
-        for name in walk([model], lambda name: found[name].calls if name in found else ()):
-            answer = self.answers.get((name, version if name == model else ""))
-            if isinstance(answer, ModelConfig):
-                found[name] = answer
-                required.update(step.model for step in answer.steps)
-            else:
-                lacking.append(name)
-        for name in lacking:
-            is_whole = name == model
-            answer = self.answers.get((name, version if is_whole else ""))
-            if name in required or not isinstance(answer, ModelNotReady):
-                return self._missing(name, answer, version * is_whole, "" if is_whole else f", which '{model}' runs")
+        for model, version in called:
+            required, lacking = {model}, list[str]()
+            for name in walk([model], lambda name: found[name].calls if name in found else ()):
+                answer = self.answers.get((name, version if name == model else ""))
+                if isinstance(answer, ModelConfig):
+                    found[name] = answer
+                    required.update(step.model for step in answer.steps)
+                else:
+                    lacking.append(name)
+            for name in lacking:
+                wanted, caller = (version, "") if name == model else ("", f", which '{model}' runs")
+                answer = self.answers.get((name, wanted))
+                if name in required or not isinstance(answer, ModelNotReady):
+                    return self._missing(name, answer, wanted, caller)
         return found
-
-    def models_of_all(self, called: Iterable[ModelKey]) -> dict[str, ModelConfig] | Missing:
-        """The models that requests to these models run through, in their order."""
-        models: dict[str, ModelConfig] = {}
-        for key in called:
-            found = self.models_of(*key)
-            if isinstance(found, Missing):
-                return found
-            models |= found
-        return models
 
     def _missing(self, name: str, answer: "Answer | None", version: str, step: str) -> Missing:
         named, state, fault = f"'{name}'{step}", self.index.get(name), self.faults.get(name)
@@ -236,12 +227,12 @@ class OipModels:
         """
         sequenced = {(spec.model, spec.version): spec for spec in self._specs if not spec.takes_requests}
         for key, spec in sequenced.items():
-            models = lookup.models_of(*key)
+            models = lookup.models_of(key)
             if not isinstance(models, Missing):
                 self._own_ids[key] = spec.own_ids_of(models[key[0]], models)
         sequences = [self._own_ids[key] for key in sequenced if key in self._own_ids]
         for name, known in self._models.items():
-            models = made.get(name) or lookup.models_of(name)
+            models = made.get(name) or lookup.models_of((name, ""))
             if isinstance(models, Missing):
                 continue
             config, specs = models[name], [spec for spec in self._specs if spec.model == name]

@@ -367,11 +367,11 @@ class PipelineSpec(Section):
         return examples
 
     @property
-    def called(self) -> list[ModelKey]:
-        """The models that its requests call, each once."""
-        steps = self.steps or {}
-        called = [(each.model, each.version) for each in steps.values() if each.model is not None]
-        return list(dict.fromkeys(called)) or [(self.model, self.version)]
+    def called(self) -> dict[ModelKey, Location]:
+        """The models that its requests call, and the key that names each."""
+        steps = [(each, ("steps", name, "model")) for name, each in (self.steps or {}).items()]
+        called: dict[ModelKey, Location] = {(each.model, each.version): key for each, key in steps if each.model}
+        return called or {(self.model, self.version): ("model",)}
 
     @property
     def reasons(self) -> list[str]:
@@ -533,7 +533,7 @@ class PipelineSpec(Section):
             yield f"has steps, which exclude {wrong}"
         if SKIPPED in (self.outputs or {}):
             yield f"the output name '{SKIPPED}' is reserved in a pipeline with steps"
-        versions = dict(self.called)
+        versions = dict(self.called.keys())
         if twice := next((model for model, version in self.called if versions[model] != version), None):
             yield f"has steps with several versions of model '{twice}'"
 

@@ -131,7 +131,7 @@ class Declarations:
     def of(self, model: str) -> ModelDeclaration:
         streams = [each.spec.stream for each in self._pipelines if model in each.graph.models]
         first_output_s = max((stream.first_output_s or 0.0 for stream in streams if stream is not None), default=0.0)
-        calling = [each.spec for each in self._pipelines if model in dict(each.spec.called)]
+        calling = [each.spec for each in self._pipelines if model in dict(each.spec.called.keys())]
         return ModelDeclaration(first_output_s, [pattern for spec in calling for pattern in spec.engine_errors])
 
 

@@ -11,14 +11,7 @@ import numpy as np
 
 from app.core.engine import PipelineLayer
 from app.core.errors import InvalidInput, UnknownModel
-from app.core.inference import (
-    BYTES,
-    Array,
-    InferenceRequest,
-    Parameter,
-    StepTimes,
-    Tensor,
-)
+from app.core.inference import BYTES, Array, InferenceRequest, Parameter, StepTimes, Tensor
 from app.core.model import Capacity, ModelConfig, TensorSpec
 from app.steps.steps_spec import Condition, StepSpec
 
@@ -130,11 +123,6 @@ class Plan(ModelConfig, PipelineLayer):
 
     def extended(self, request: InferenceRequest) -> InferenceRequest:
         return request.extended(PlannedTimes(plan=self))
-
-    @property
-    def unread(self) -> list[str]:
-        """The steps whose outputs nothing reads."""
-        return [each.name for each in self.order if each.spec.model is not None and not each.outputs]
 
 
 class PlannedTimes(StepTimes, eq=False, kw_only=True):

@@ -99,8 +99,8 @@ class _Run:
     tasks: dict[asyncio.Task[Values], PlannedStep] = field(default_factory=dict, init=False)
     kept: dict[str, KeptMemory] = field(default_factory=dict, init=False)
     """The memory of a step's outputs."""
-    streams: dict[str, bool] = field(default_factory=dict, init=False)
-    """The decoupled steps that ended -> whether they had a response. Known before if they had one."""
+    responded: set[str] = field(default_factory=set, init=False)
+    """The decoupled steps that had a response."""
 
     async def answer(self) -> InferenceResponse:
         """Raises the error of a step that is not optional."""
@@ -168,10 +168,9 @@ class _Run:
         """Notes what a step wrote. What it did not write is missing for good."""
         self.done.add(step.name)
         self.values |= outputs or dict.fromkeys(step.outputs)
-        if step.config.decoupled and not self.streams.setdefault(step.name, False):
-            silent = {name for name, has_response in self.streams.items() if not has_response}
-            # The steps behind it may have other sources.
-            self.waiting += [each for each in self.plan.order if step.name in each.streams and each.streams <= silent]
+        if step.config.decoupled and step.name not in self.responded:  # the steps behind it may have other sources
+            silent = self.done - self.responded
+            self.waiting += [each for each in self.plan.order if step.name in each.streams <= silent]
         self._settle_races()
         for name, kept in self.kept.items():
             if kept.releases:
@@ -311,7 +310,7 @@ class _Run:
             async for response in responses:
                 if not response.outputs:
                     continue
-                self.streams[step.name] = True
+                self.responded.add(step.name)
                 answer = await self._behind(step, _written(step, response, _ONE)).answer()
                 self.written |= answer.outputs.keys() & lasting
                 await self.put(

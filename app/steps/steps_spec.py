@@ -11,8 +11,6 @@ from app.config.document import JsonValue, Seconds, Section
 StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 Reason = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Several = Annotated[list[Annotated[str, Field(pattern="^[^=]")]], Field(min_length=2, max_length=16)]
-
-
 Comparison = Annotated[list[JsonValue], Field(min_length=2, max_length=2)]
 """The name of a tensor or a field, and the value to compare with."""
 

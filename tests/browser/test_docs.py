@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import uvicorn
@@ -13,13 +12,12 @@ from selenium.webdriver.support.wait import WebDriverWait
 from starlette.applications import Starlette
 
 from app.api.openapi import pages_of_docs
-from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import WAIT_S, ConsolePage
 from tests.browser.test_speak import wait_for_the_sample
 from tests.conftest import Require
 from tests.docs.test_named_things import built_site
-from tests.toolkit.keys import entry, key_text, write_keys
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.keys import entry, key_text
+from tests.toolkit.processes import GatewayProcess, live_gateway
 from tests.toolkit.waiting import eventually
 
 DEEP_LINK = "escaping deep link whitespace"
@@ -163,17 +161,7 @@ def test_a_page_fits_a_phone_and_loads_no_external_files(
 Axe = Callable[[], list[list[str]]]
 
 
-@pytest.fixture(scope="module")
-def locked(
-    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    """A gateway that requires keys."""
-    folder = tmp_path_factory.mktemp("locked")
-    keys = write_keys(folder / "keys.yaml", entry("all"), entry("embeds", pipelines=["embed", "write"]))
-    with running_gateway(
-        folder / "gateway", triton_url=triton.grpc_url, config=str(config_path), api_keys_file=str(keys)
-    ) as process:
-        yield process
+locked = live_gateway(keys=[entry("all"), entry("embeds", pipelines=["embed", "write"])])
 
 
 @pytest.fixture

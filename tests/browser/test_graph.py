@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from tests.browser.page import ConsolePage
-from tests.toolkit.processes import GatewayProcess, running_gateway
+from tests.toolkit.processes import GatewayProcess, live_gateway, running_gateway
 
 HERE = Path(__file__).parent
 GEOMETRY = (HERE / "geometry.js").read_text()
@@ -193,14 +193,7 @@ window.fetch = (path, options) => {
 """The page receives this explanation for every request, because the test's Triton sends no spans."""
 
 
-@pytest.fixture(scope="module")
-def explaining(
-    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    """A gateway that explains requests. Its Triton sends no spans."""
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "explain": "true"}
-    with running_gateway(tmp_path_factory.mktemp("explaining"), **settings) as process:
-        yield process
+explaining = live_gateway(explain="true")  # its Triton sends no spans
 
 
 @pytest.fixture

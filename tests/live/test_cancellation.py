@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import random
-import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.shared_memory.regions import LARGE_BYTES
+from tests.live.sessions import kill_triton
 from tests.toolkit.connections import Connection, dialed, get, post, received, rest
 from tests.toolkit.processes import GatewayProcess, linked_models, live_gateway, live_triton, settled_executions
 from tests.toolkit.waiting import eventually
@@ -171,8 +170,7 @@ def test_a_killed_triton_closes_the_connection_with_the_error_in_every_dialect(
     streams["resumable"].sendall(get(location))
     for connection in streams.values():
         assert received(connection, b"word").startswith(b"HTTP/1.1 200")
-    assert own_triton.pid is not None
-    os.kill(own_triton.pid, signal.SIGKILL)
+    kill_triton(own_triton)
     for name, connection in streams.items():
         assert b"error" in rest(connection), name
     for name, (path, body) in {**UNARY, **{f"{name} stream": each for name, each in STREAMS.items()}}.items():

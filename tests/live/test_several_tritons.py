@@ -13,6 +13,7 @@ import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions, Ports
+from tests.live.sessions import kill_triton
 from tests.toolkit.processes import GatewayProcess, linked_models, running_gateway, running_triton
 from tests.toolkit.waiting import eventually, repeated
 
@@ -91,8 +92,7 @@ def test_no_request_fails_while_tritons_are_stopped_and_restart(
     steps = partial(call, "chain")
     with httpx.Client(base_url=gateway.url, timeout=60) as client, repeated(call, call, steps, steps):
         wait_until_both_answer(gateway, tritons)
-        assert killed.pid is not None
-        os.kill(killed.pid, signal.SIGKILL)
+        kill_triton(killed)
         eventually(lambda: state_of(gateway, killed) == "down")
         assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
         assert gateway.metric("triton_up", address=stopped.grpc_url) == 1

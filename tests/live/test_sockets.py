@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.launcher.embedded_triton import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.toolkit.connections import dialed, post, rest
 from tests.toolkit.keys import entry, key_text, write_keys
-from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, live_gateway, running_gateway
+from tests.toolkit.processes import LIVE, GatewayProcess, StartGateway, live_gateway
 from tests.toolkit.waiting import PATIENCE_S, eventually
 from tests.toolkit.websocket_client import (
     BINARY,
@@ -194,13 +193,8 @@ def answer_to(gateway: GatewayProcess, content: bytes, *, is_last: bool = False)
         return rest(connection) if is_last else connection.recv(65536)
 
 
-@pytest.fixture(scope="module")
-def protected(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("protected")
-    write_keys(folder / "keys.yaml", entry("all"), entry("one", pipelines=["scripted"]))
-    settings = {"triton_url": triton.grpc_url, "config": CONFIG, "cors_origins": "https://app.example"}
-    with running_gateway(folder, **settings, api_keys_file=str(folder / "keys.yaml")) as gateway:
-        yield gateway
+KEYS = [entry("all"), entry("one", pipelines=["scripted"])]
+protected = live_gateway(Path(CONFIG).read_text(), keys=KEYS, cors_origins="https://app.example")
 
 
 ONE = {"X-API-Key": key_text("one")}
@@ -252,7 +246,7 @@ def test_each_spelling_of_an_address_needs_a_key(protected: GatewayProcess, path
 
 
 async def test_a_removed_key_ends_the_websocket(protected: GatewayProcess) -> None:
-    path = protected.log_path.parent / "keys.yaml"
+    path = protected.log_path.parents[1] / "keys.yaml"
     async with opened(protected, "scripted", subprotocols=["triton-gateway", f"bearer.{key_text('all')}"]) as client:
         write_keys(path, entry("one", pipelines=["scripted"]))
         headers = {"Authorization": f"Bearer {key_text('all')}"}

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import os
-import signal
 from typing import Any
 
 import httpx
 import pytest
 
 from app.launcher.embedded_triton import EmbeddedTriton
+from tests.live.sessions import kill_triton
 from tests.toolkit.connections import Connection, post
 from tests.toolkit.events import read_stream
 from tests.toolkit.processes import GatewayProcess, linked_models, live_gateway, live_triton
@@ -142,8 +141,7 @@ async def test_a_triton_that_is_killed_in_a_step_is_an_error_and_the_next_reques
     async with httpx.AsyncClient(base_url=own_gateway.url, timeout=30) as client:
         task = asyncio.create_task(client.post("/v1/pipelines/chain", json=scripts(second={"sleep_s": 20})))
         await asyncio.sleep(1)
-        assert own_triton.pid is not None
-        os.kill(own_triton.pid, signal.SIGKILL)
+        kill_triton(own_triton)
         assert (await task).status_code in (502, 503)
 
         def works() -> bool:

@@ -128,16 +128,6 @@ async def test_memory_of_outputs_is_given_back_when_nothing_reads_them_any_more(
     assert keeping.events == order
 
 
-async def test_steps_that_do_not_need_each_other_run_beside_each_other() -> None:
-    steps = Steps(
-        "{a: {model: double, inputs: {x: X}}, b: {model: double, inputs: {x: X}},"
-        " c: {model: add, inputs: {a: a.Y, b: b.Y}}}",
-        ["c.Y"],
-    )
-    assert await steps.answer(X=[1]) == ({"c.Y": [4]}, None)
-    assert steps.models.most_running == 2
-
-
 async def test_a_step_waits_for_those_that_it_names() -> None:
     steps = Steps("{b: {model: double, inputs: {x: X}, after: [a]}, a: {model: row, inputs: {x: P}}}", ["b.Y"])
     await steps.answer(X=[1], P=[1, 2])
@@ -170,14 +160,6 @@ async def test_a_step_runs_only_if_its_condition_holds(
     outputs, _ = await steps.answer({} if mode is None else {"mode": mode}, X=given)
     assert outputs == ({"c.Y": [4 * each for each in given]} if holds else {})
     assert ("b", "skipped") in steps.outcomes or holds
-
-
-async def test_of_a_race_the_others_are_cancelled() -> None:
-    steps = Steps(
-        "{a: {model: slow, inputs: {x: X}}, b: {model: double, inputs: {x: X}}}", [("a.Y", "b.Y")], is_race=True
-    )
-    assert await steps.answer(X=[3]) == ({"a.Y or b.Y": [6]}, None)
-    assert steps.models.cancelled == ["slow"]
 
 
 async def test_a_race_is_won_by_the_first_in_time_also_if_the_others_are_needed_elsewhere() -> None:
@@ -352,12 +334,6 @@ async def test_a_stream_ends_early_at_an_exit_behind_it() -> None:
     steps = Steps(STREAM + ", full: {when: {at_least: [stream.Y, 1]}, exit: enough}}", ["stream.Y"])
     assert await steps.events(X=[50]) == [({"stream.Y": [0]}, None), ({"stream.Y": [1]}, None), ({}, "enough")]
     assert steps.models.cancelled == ["stream"]
-
-
-async def test_a_guard_ends_a_stream_before_it_begins() -> None:
-    steps = Steps(STREAM + ", guard: {when: {any: {below: [head.Y, 0]}}, exit: refused}}", ["stream.Y"])
-    assert await steps.events(X=[-1]) == [({}, "refused")]
-    assert steps.calls == ["double"]
 
 
 async def test_a_step_behind_a_stream_without_responses_takes_another_source() -> None:

@@ -24,6 +24,7 @@ from app.launcher.embedded_triton import EmbeddedTriton
 from app.launcher.launch import EmbeddedOptions
 from app.triton.repository import served_repository
 from tests.toolkit.forked_gateway import SERVE, ForkedGateway
+from tests.toolkit.keys import write_keys
 from tests.toolkit.waiting import eventually, loop_in_a_thread
 
 LIVE = Path(__file__).parents[1] / "live"
@@ -209,13 +210,14 @@ def running_gateway(
 
 @contextmanager
 def configured_gateway(
-    triton: EmbeddedTriton, folder: Path, config: str | Mapping[str, Any], **settings: str
+    triton: EmbeddedTriton, folder: Path, config: str | Mapping[str, Any], /, **settings: str
 ) -> Iterator[GatewayProcess]:
     """Runs a gateway in front of a Triton. ``config``: the text of gateway.yaml, or its pipelines."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "gateway.yaml"
     path.write_text(config if isinstance(config, str) else json.dumps({"pipelines": config}))
-    with running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(path), **settings) as process:
+    named = {"triton_url": triton.grpc_url, "config": str(path), **settings}
+    with running_gateway(folder / "gateway", **named) as process:
         yield process
 
 
@@ -251,13 +253,26 @@ def live_triton(write: Callable[[Path], object], *, restarts: bool = False, **op
     return triton
 
 
-def live_gateway(config: str | Mapping[str, Any], triton: str = "triton", **settings: str) -> Any:
-    """A fixture of a module: a gateway with this gateway.yaml in front of the Triton of another fixture."""
+def live_gateway(
+    config: str | Mapping[str, Any] | None = None,
+    triton: str = "triton",
+    *,
+    keys: Sequence[dict[str, Any]] = (),
+    **settings: str,
+) -> Any:
+    """A fixture of a module: a gateway with this gateway.yaml in front of the Triton of another fixture.
+
+    ``config``: None: that of the session's gateway. ``keys``: of its file ``keys.yaml``, in the folder above its log.
+    """
 
     @pytest.fixture(scope="module")
     def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-        folder = tmp_path_factory.mktemp("configured")
-        with configured_gateway(request.getfixturevalue(triton), folder, config, **settings) as process:
+        folder, given = tmp_path_factory.mktemp("configured"), dict(settings)
+        if keys:
+            given["api_keys_file"] = str(write_keys(folder / "keys.yaml", *keys))
+        if config is None:
+            given["config"] = str(request.getfixturevalue("config_path"))
+        with configured_gateway(request.getfixturevalue(triton), folder, config or "", **given) as process:
             yield process
 
     return gateway

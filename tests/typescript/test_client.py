@@ -25,8 +25,8 @@ from tests.live.test_openapi import CHECKED_IN, ROOT
 from tests.toolkit.environments import npm_environment, once_in
 from tests.toolkit.events import checked, parsed
 from tests.toolkit.http_server import answering
-from tests.toolkit.keys import entry, key_text, write_keys
-from tests.toolkit.processes import GatewayProcess, configured_gateway, free_ports, running_gateway
+from tests.toolkit.keys import entry, key_text
+from tests.toolkit.processes import GatewayProcess, configured_gateway, free_ports, live_gateway
 from tests.toolkit.programs import output_of
 from tests.toolkit.proxy import DroppingNetwork, network_to
 from tests.toolkit.waiting import eventually
@@ -156,12 +156,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("own-server")
 
 
-@pytest.fixture(scope="module")
-def guarded(triton: EmbeddedTriton, config_path: Path, folder: Path) -> Iterator[GatewayProcess]:
-    keys = write_keys(folder / "keys.yaml", entry("everything"))
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "api_keys_file": str(keys)}
-    with running_gateway(folder / "gateway", **settings) as gateway:
-        yield gateway
+guarded = live_gateway(keys=[entry("everything")])
 
 
 @pytest.fixture(scope="module")

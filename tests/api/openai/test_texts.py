@@ -183,10 +183,6 @@ class TestSeveralChoices:
             assert [each["finish_reason"] for each in own if each["finish_reason"]] == ["length"]
         assert last["usage"]["completion_tokens"] == 6
 
-    async def test_a_stop_text_ends_only_its_own_choice(self, llama: Served) -> None:
-        choices = (await complete(llama, n=2, stop="l")).json()["choices"]
-        assert [(each["text"], each["finish_reason"]) for each in choices] == [("He", "stop"), ("He", "stop")]
-
     async def test_one_failing_choice_fails_the_request(self, llama: Served) -> None:
         llama.engine.answers = [step(b"He"), ModelError("Model 'model' failed.")]
         assert (await complete(llama, n=2)).status_code == 502

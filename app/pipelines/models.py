@@ -267,6 +267,8 @@ class GraphStep:
     """The version that the pipeline or the ensemble requires; empty for the latest version."""
     calls: tuple[ModelConfig, ...] = ()
     """The models that the step's script calls, as far as its configuration declares them."""
+    part_of: str = ""
+    """The step of the pipeline whose model is the ensemble, or the step itself; empty for a pipeline without steps."""
 
     @property
     def model(self) -> str:
@@ -333,9 +335,10 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
         nonlocal left
         if not config.is_ensemble:
             places = sum(step.model == config.name for step in steps) + 1
-            name = own_name or (config.name if places == 1 else f"{config.name}#{places}")
+            name = config.name if places == 1 else f"{config.name}#{places}"
+            name = name if ensemble else own_name or name
             calls = tuple(models[model] for model in config.names_in("bls_calls") if model in models)
-            steps.append(step := GraphStep(name, config, ensemble, version, calls))
+            steps.append(step := GraphStep(name, config, ensemble, version, calls, own_name))
             for spec in config.inputs:
                 edges.extend(Edge(end, EdgeEnd(step, spec), name) for end, name in given.get(spec.name, ()))
             return {spec.name: [EdgeEnd(step, spec)] for spec in config.outputs}
@@ -350,7 +353,7 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
             for name, tensor in each.input_map:
                 inputs.setdefault(name, []).extend((end, tensor) for end in ends.get(tensor, ()))
             inner = "" if each.name else config.name
-            outputs = run(child, inputs, inner, each.version, each.name) if child is not None else {}
+            outputs = run(child, inputs, inner, each.version, each.name or own_name) if child is not None else {}
             for name, tensor in each.output_map:
                 ends.setdefault(tensor, []).extend(outputs.get(name, ()))
         return ends

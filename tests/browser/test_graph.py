@@ -73,6 +73,16 @@ def conditions() -> dict[str, Any]:
     return graph
 
 
+def with_ensemble() -> dict[str, Any]:
+    """A step whose model is an ensemble of two, under a condition on the first step and before the last one."""
+    edges = [(None, "first", "a"), (None, "decode", "b"), ("decode", "net", "c"), (None, "last", "d")]
+    graph = synthetic(["first", "decode", "net", "last"], [*edges, ("first", None, "x"), ("net", None, "y")], [])
+    for each in graph["steps"][1:3]:
+        each |= {"ensemble": "vision", "part_of": "see", "when": {"not_empty": "first.x"}}
+    graph["steps"][3]["after"] = ["see"]
+    return graph
+
+
 def drawn(browser: Chrome, gateway: GatewayProcess, **request: Any) -> dict[str, Any]:
     """What ``geometry.js`` reports about the parts that it drew on the console's page."""
     browser.get(f"{gateway.url}/console/index.html")
@@ -88,6 +98,7 @@ def test_no_link_crosses_a_box_and_nothing_is_cropped(
 ) -> None:
     graphs = {name: client.get(f"/v1/pipelines/{name}").json()["graph"] for name in REFERENCE}
     graphs |= {"chain": chain(20), "fan": fan(9), "one": chain(1), "conditions": conditions()}
+    graphs["with_ensemble"] = with_ensemble()
     screen(WIDTHS[device])
     found = drawn(browser, gateway, graphs=graphs)["graphs"]
     assert {name: report["faults"] for name, report in found.items()} == {name: [] for name in graphs}
@@ -100,6 +111,8 @@ def test_no_link_crosses_a_box_and_nothing_is_cropped(
         'if mode = "none" or any languages in ["de","en"…',
     ]
     assert found["conditions"]["order"] == ["step detect > step small", "step detect > step large"]
+    assert found["with_ensemble"]["conditions"] == ["if first.x is not empty"] * 2
+    assert found["with_ensemble"]["order"] == ["step first > step decode", "step net > step last"]
 
 
 def test_a_step_and_a_link_show_what_they_are_by_keyboard(console: Callable[..., ConsolePage]) -> None:

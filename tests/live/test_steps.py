@@ -46,6 +46,16 @@ async def test_callers_that_leave_free_all_places_of_the_generator(gateway: Gate
     assert answer.status_code == 200
 
 
+def test_the_models_of_an_ensemble_show_the_condition_of_their_step(own_gateway: GatewayProcess) -> None:
+    steps = httpx.get(f"{own_gateway.url}/v1/pipelines/with_ensemble").json()["graph"]["steps"]
+    inner = {"ensemble": "scripted_chain", "part_of": "whole", "when": {"not_empty": "first.NUMBERS"}}
+    assert [(each["name"], {key: each.get(key) for key in inner}) for each in steps] == [
+        ("first", dict.fromkeys(inner)),
+        ("scripted#2", inner),
+        ("scripted_tail", inner),
+    ]
+
+
 SCRIPTS: dict[str, Any] = {
     "first": {"tensor": "FIRST", "kind": "text"},
     "second": {"tensor": "SECOND", "kind": "text"},
@@ -68,11 +78,21 @@ PIPELINES = {
         "outputs": OUTPUTS,
     },
 }
+PIPELINES["with_ensemble"] = {
+    "inputs": SCRIPTS,
+    "steps": {
+        "first": STEPS["first"],
+        "whole": {"model": "scripted_chain", "inputs": {"SCRIPT": "SECOND"}, "when": {"not_empty": "first.NUMBERS"}},
+    },
+    "outputs": {"text": {"tensor": "whole.TEXT", "kind": "text"}},
+}
 PIPELINES["ruled"] = {
     **PIPELINES["chain"],
     "early_exit": [{"reason": "refused", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[refused]"}}],
 }
-own_triton = live_triton(lambda folder: linked_models(folder, ("scripted",)), restarts=True)
+own_triton = live_triton(
+    lambda folder: linked_models(folder, ("scripted", "scripted_chain", "scripted_tail")), restarts=True
+)
 own_gateway = live_gateway(PIPELINES, "own_triton", drain_s="1")
 
 

@@ -375,7 +375,9 @@ def graph_described(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "steps": [
             {"name": step.name}
-            | ({"ensemble": step.ensemble} if step.ensemble else declared.get(step.name, {}))
+            | ({"ensemble": step.ensemble} if step.ensemble else {})
+            | ({"part_of": step.part_of} if step.part_of not in ("", step.name) else {})
+            | declared.get(step.part_of, {})
             | model(step.config, step.version)
             | {"calls": [model(config) for config in step.calls]}
             for step in graph.steps

@@ -61,6 +61,7 @@ function Model({ model, ensemble }) {
     ["instances", model.instances],
     ["responses", model.decoupled ? "any number (decoupled)" : "one"],
     ...(ensemble ? [["ensemble", ensemble]] : []),
+    ...(model.part_of ? [["part of the step", model.part_of]] : []),
     ...(model.when ? [["condition", conditionText(model.when)]] : []),
     ...(model.after ? [["after", model.after.join(", ")]] : []),
     ...(model.each ? [["each", model.each]] : []),

@@ -135,9 +135,9 @@ function labelOf(tensors) {
 
 /** Links to the steps that wait for another step without reading its tensors: its condition does, or its `after`. */
 function orderLinks({ steps, exits }) {
-  const names = new Set(steps.map((step) => step.name));
-  const before = (name) => [name, ...exits.filter((exit) => exit.name === name).map((exit) => exit.step)].filter((each) => names.has(each));
-  const links = steps.flatMap((step) => {
+  const boxes = Map.groupBy(steps, (step) => step.part_of ?? step.name); // several for an ensemble
+  const before = (name) => [boxes.get(name)?.at(-1).name, ...exits.filter((exit) => exit.name === name).map((exit) => exit.step)].filter(Boolean);
+  const links = [...boxes.values()].flatMap(([step]) => {
     const found = [...(step.after ?? []), ...namesIn(step.when).map((name) => name.split(".")[0])].flatMap(before);
     return found.map((each) => ({ id: `${stepId(each)} > ${stepId(step.name)}`, kind: "order", from: stepId(each), to: stepId(step.name), tensors: [], label: null }));
   });

@@ -5,7 +5,7 @@ The checks of folders, of declared sizes, and of pipelines against their models 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -138,11 +138,16 @@ def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Ite
         for model in {model for model, _ in spec.called if model in models and is_auto_completed(models[model])}:
             text = "relies on auto-completion: its fields are not checked (to check them, use --triton)"
             yield Finding("unknown-edge", f"pipeline '{name}' {text}", model, pipeline=name)
-    listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
-    for index, model in enumerate(listed):
-        if model not in models and model not in unreadable:
-            complaint = file.complaint(("oip", "models", index), _no_model(model, models))
-            yield Finding("gateway-yaml", complaint, model)
+    listed, of_steps = file.spec.oip.models if file.spec.oip is not None else [], file.spec.of_steps
+    for index, model in enumerate(sorted(of_steps) if listed == "all" else listed):
+        is_known, text = model in models or model in unreadable, ""
+        if model in of_steps and is_known:
+            text = f"'{model}' is also a pipeline with steps, which hides the model: rename the pipeline"
+        elif model not in of_steps and not is_known:
+            text = _no_model(model, [*models, *of_steps])
+        if text:
+            location = ("oip", "models") if listed == "all" else ("oip", "models", index)
+            yield Finding("gateway-yaml", file.complaint(location, text), model)
     for name, spec in file.spec.pipelines.items():
         yield from _risks(name, spec, models)
 
@@ -213,7 +218,7 @@ def _faults_of_request(pipeline: Pipeline, values: Mapping[str, Any], folder: Pa
     return ()
 
 
-def _no_model(name: str, models: Models) -> str:
+def _no_model(name: str, models: Iterable[str]) -> str:
     return f"'{name}' is not a model in the repository{nearest(name, sorted(models))}"
 
 

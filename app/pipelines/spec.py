@@ -563,10 +563,15 @@ class GatewaySpec(Section):
             for name, each in pipelines.items()
         }
 
+    @property
+    def of_steps(self) -> set[str]:
+        """The pipelines that are models of their own."""
+        return {name for name, each in self.pipelines.items() if each.steps is not None}
+
     def faults(self) -> Iterator[str]:
         called = {model for each in self.pipelines.values() for model, _ in each.called}
-        for name, each in self.pipelines.items():
-            if each.steps is not None and name in called:
+        for name in self.pipelines:
+            if name in self.of_steps & called:
                 yield f"the pipeline '{name}' has steps and the name of a model that a pipeline calls: rename it"
         tried = {each.model for each in self.pipelines.values() if each.coalesce is not None}
         for model in self.oip.coalesce if self.oip is not None else ():

@@ -300,6 +300,16 @@ def test_models_listed_under_oip_must_exist(tmp_path: Path, pytestconfig: pytest
     assert "did you mean 'text_generate'" in finding.text
 
 
+@pytest.mark.parametrize(("models", "place"), [("[{}]", "oip.models.0"), ("all", "oip.models")])
+def test_a_pipeline_with_steps_hides_a_model_with_its_name(repository: Repository, models: str, place: str) -> None:
+    """Both would have one address under /v2, and one queue. Without a model of this name, there is no finding."""
+    for name in ("fork", "chain"):
+        text = f"pipelines: {{{name}: {{steps: {{one: {{model: ident, inputs: {{X: X}}}}}}}}}}\n"
+        found = findings(repository, f"{text}oip: {{models: {models.format(name)}}}\n")
+        hides = f"{place} 'fork' is also a pipeline with steps, which hides the model: rename the pipeline"
+        assert [hides in each.text for each in found if each.code == "gateway-yaml"] == [True] * (name == "fork")
+
+
 async def test_a_different_signature_at_one_triton_is_a_finding(caplog: pytest.LogCaptureFixture) -> None:
     usual, other = model("X FP32 [1]", "Y FP32 [1]", name="m"), model("X FP32 [2]", "Y FP32 [1]", name="m")
     balancer, _ = balanced(FakeEngine.of(usual), FakeEngine.of(other), FakeEngine.of(usual))

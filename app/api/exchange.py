@@ -27,12 +27,11 @@ from websockets.server import ServerProtocol
 from app.admission.keys import ANYONE, FollowedKeys, Key
 from app.core import errors
 from app.core.aio import DrainRate
-from app.core.inference import Deadline, TensorMemory
+from app.core.inference import Deadline, TensorMemory, TraceContext
 from app.core.json import is_large, json_in_turns, json_of
 from app.http1.protocol import HttpConnection
 from app.http1.websocket import SocketTerms, WebSocket
 from app.observability.record import RequestRecord, request_id_of
-from app.observability.tracing import trace_of
 from app.pipelines.catalog import Catalog
 
 Header = tuple[bytes, bytes]
@@ -73,8 +72,8 @@ class Exchange:
         self.is_answering = False
         """True after the status was sent: then the request is no longer interrupted."""
         self._cause: errors.GatewayError | None = None
-        if b"traceparent" in self._headers:
-            self.record.trace = trace_of(self._all(b"traceparent"), self._all(b"tracestate"))
+        if b"traceparent" in self._headers and len(sent := self._all(b"traceparent")) == 1:
+            self.record.trace = TraceContext.parse(sent[0], ",".join(self._all(b"tracestate")))
 
     def header(self, name: bytes) -> str | None:
         """Returns the first header with this name; ``name`` is in lower case."""

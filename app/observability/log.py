@@ -42,11 +42,9 @@ class LineWriter(logging.Handler):
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
         self._buffer_lock = threading.Lock()
+        self._changed = threading.Condition(self._buffer_lock)
         self._waiting = bytearray()
         self._writing_bytes = 0
-        self._has_lines = threading.Event()
-        self._is_idle = threading.Event()
-        self._is_idle.set()
         self._thread: threading.Thread | None = None
 
     def write(self, line: bytes) -> None:
@@ -59,8 +57,7 @@ class LineWriter(logging.Handler):
             self._waiting += line
             if waiting_bytes and self._thread is not None:
                 return  # the thread was woken for the first of these lines
-            self._is_idle.clear()
-            self._has_lines.set()
+            self._changed.notify_all()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="log", daemon=True)
                 with suppress(RuntimeError):  # no thread can start: the next line tries again
@@ -75,20 +72,19 @@ class LineWriter(logging.Handler):
 
     def flush(self, within_s: float = CLOSE_S) -> None:
         """Waits until every line is written, or until the timeout."""
-        self._is_idle.wait(within_s)
+        with self._buffer_lock:
+            self._changed.wait_for(lambda: not self._waiting and not self._writing_bytes, within_s)
 
     def _run(self) -> None:
         while True:
-            self._has_lines.wait()
-            self._has_lines.clear()
             with self._buffer_lock:
+                self._changed.wait_for(lambda: self._waiting)
                 lines, self._waiting = self._waiting, bytearray()
                 self._writing_bytes = len(lines)
             self._write_all(lines)
             with self._buffer_lock:
                 self._writing_bytes = 0
-                if not self._waiting:
-                    self._is_idle.set()
+                self._changed.notify_all()
             time.sleep(PAUSE_S)
 
     def _write_all(self, lines: bytearray) -> None:

@@ -3,7 +3,7 @@
 Opens the tracer of the settings. Imports the OpenTelemetry SDK only if a collector is set.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from app.core.engine import ObservedCall
 from app.core.errors import GatewayError, Outcome
-from app.core.inference import InferenceRequest, TraceContext
+from app.core.inference import InferenceRequest
 from app.observability.record import RequestRecord
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ _FAULTS = {
     Outcome.INTERNAL,
 }
 """Outcomes that mark a span as an error. Client errors do not (OpenTelemetry: HTTP server spans)."""
-
-
-def trace_of(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceContext | None:
-    """The caller's trace from its headers; None unless there is exactly one valid ``traceparent``."""
-    return TraceContext.parse(traceparents[0], ",".join(tracestates)) if len(traceparents) == 1 else None
 
 
 def end_request_span(span: "OtlpSpan", record: RequestRecord, route: str | None) -> None:

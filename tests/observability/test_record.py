@@ -28,7 +28,7 @@ from app.core.inference import InferenceRequest, SentAs, TraceContext
 from app.observability.metrics import CountedCall, Metrics
 from app.observability.otlp import OtlpTracer
 from app.observability.record import RequestRecord, request_id_of
-from app.observability.tracing import end_request_span, end_stream_span, trace_of, traced_call, tracer_of
+from app.observability.tracing import end_request_span, end_stream_span, traced_call, tracer_of
 from tests.api.conftest import PNG, scripted
 from tests.toolkit.collector import Collector, Span, collecting
 from tests.toolkit.models import refusal
@@ -246,10 +246,13 @@ def failing(error: GatewayError) -> RequestRecord:
     return record
 
 
-def test_the_trace_context_is_read_from_exactly_one_valid_header() -> None:
-    assert trace_of([CALLER.traceparent], ["a=1", "b=2"]) == TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
-    for traceparents in ([], ["garbage"], [CALLER.traceparent, CALLER.traceparent]):
-        assert trace_of(traceparents, ["a=1"]) is None
+async def test_the_trace_context_is_read_from_exactly_one_valid_header() -> None:
+    own, states = ("traceparent", CALLER.traceparent), [("tracestate", "a=1"), ("tracestate", "b=2")]
+    traces = {(own, *states): CALLER, tuple(states): None, (("traceparent", "garbage"),): None, (own, own): None}
+    async with scripted() as api:
+        for headers, trace in traces.items():
+            await api.client.post("/v1/pipelines/read", files={"image": PNG}, headers=list(headers))
+            assert api.engine.requests[-1].trace == trace
 
 
 async def test_without_a_collector_the_parent_is_the_callers_span() -> None:

@@ -252,8 +252,8 @@ LIVENESS_FAILURES = 6
 """As for the chart's sidecar: only failures in a row restart Triton."""
 _SIGNALED = 128
 """Added to the number of the signal that ended Triton."""
-_FIRST_STARTS = 3
-"""How often the first start is attempted if a signal ends Triton while it loads."""
+_MORE_FIRST_STARTS = 2
+"""How often the first start is repeated if a signal ends Triton while it loads."""
 
 
 class EmbeddedTriton:
@@ -296,15 +296,12 @@ class EmbeddedTriton:
         """
         for message in refusals(Machine.here()):
             raise EmbeddedTritonError(message)
-        for attempts_left in reversed(range(_FIRST_STARTS)):
+        for _ in range(_MORE_FIRST_STARTS):
             try:
-                await self._launch(on_progress)
+                return await self._launch(on_progress)
             except StartCrashed as exc:
-                if not attempts_left:
-                    raise
                 logger.error("%s It is started again.", exc)
-            else:
-                return
+        return await self._launch(on_progress)
 
     async def watch(self) -> None:
         """Restarts Triton whenever it exits, with backoff. Returns after `stop`.

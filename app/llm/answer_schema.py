@@ -70,7 +70,7 @@ class AnswerSchema:
 
         parts = check_references(schema)
         patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
-        patterns += [pattern for part in parts for pattern in _dict(part.get("patternProperties"))]
+        patterns += [pattern for part in parts for pattern in dict_in(part.get("patternProperties"))]
         if len(patterns) > MAX_PATTERNS:
             raise ValueError(f"has more than {MAX_PATTERNS} patterns")
         if sum(map(len, patterns)) > MAX_PATTERN_CHARACTERS:
@@ -186,7 +186,7 @@ class _Steps:
 
     def _own_steps(self, part: Mapping[str, Any], values: Sequence[Any]) -> int:
         """The steps for what one part has itself: its data, and characters and items that it compares."""
-        data = [each for name in ("enum", "required", "type") for each in _list(part.get(name))]
+        data = [each for name in ("enum", "required", "type") for each in list_in(part.get(name))]
         data += [part.get(name) for name in ("const", "dependentRequired", "dependencies")]
         each_value = _PART_STEPS + (_FRACTION_STEPS if isinstance(part.get("multipleOf"), float) else 0)
         each_value += sum(_NESTED_STEPS * _size(each) if isinstance(each, dict | list | float) else 1 for each in data)
@@ -195,7 +195,7 @@ class _Steps:
         steps += self._character_steps * texts if "pattern" in part else texts // _CHARACTERS_PER_STEP
         if "patternProperties" in part:
             names = sum(map(len, self._below(values).get(_NAMES, ())))
-            steps += self._character_steps * names * len(_dict(part["patternProperties"]))
+            steps += self._character_steps * names * len(dict_in(part["patternProperties"]))
         if "uniqueItems" in part:
             steps += _NESTED_STEPS * sum(_size(each) for each in values if isinstance(each, list))
         return steps
@@ -205,13 +205,13 @@ class _Steps:
         if isinstance(part.get("$ref"), str):
             yield _named(self._schema, part["$ref"]), values
         yield from ((part.get(name), values) for name in ("not", "if", "then", "else"))
-        yield from ((each, values) for name in ("allOf", "anyOf", "oneOf") for each in _list(part.get(name)))
-        named = (_dict(part.get(name)) for name in ("dependentSchemas", "dependencies"))
+        yield from ((each, values) for name in ("allOf", "anyOf", "oneOf") for each in list_in(part.get(name)))
+        named = (dict_in(part.get(name)) for name in ("dependentSchemas", "dependencies"))
         yield from ((each, values) for parts in named for each in parts.values())
-        properties, below = _dict(part.get("properties")), self._below(values)
+        properties, below = dict_in(part.get("properties")), self._below(values)
         yield from ((properties[name], below[name]) for name in properties.keys() & below.keys())
-        yield from ((each, below.get(index, ())) for index, each in enumerate(_list(part.get("prefixItems"))))
-        yield from ((each, below.get(_MEMBERS, ())) for each in _dict(part.get("patternProperties")).values())
+        yield from ((each, below.get(index, ())) for index, each in enumerate(list_in(part.get("prefixItems"))))
+        yield from ((each, below.get(_MEMBERS, ())) for each in dict_in(part.get("patternProperties")).values())
         yield from ((part.get(keyword), below.get(place, ())) for keyword, place in _PLACES.items())
 
     def _below(self, values: Sequence[Any]) -> Mapping[str | int, Sequence[Any]]:
@@ -255,9 +255,9 @@ def _named(root: Mapping[str, Any], reference: str) -> Any:
     return value
 
 
-def _dict(value: Any) -> Mapping[str, Any]:
+def dict_in(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> Sequence[Any]:
+def list_in(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()

@@ -12,6 +12,7 @@ import msgspec
 
 from app.core.json import json_of
 from app.llm.answer_parser import MAX_HELD, NOTHING, GptOssParser, Markers, Parser, ReasoningParser, Steps, Tools
+from app.llm.answer_schema import dict_in, list_in
 
 _JSON = re.compile(r'["{}\[\]]')
 _INSIDE = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
@@ -355,15 +356,9 @@ class XmlParser(Parser):
 
 def _types_of(schema: Mapping[str, Any], key: str) -> set[str]:
     """The JSON types that a parameter may have; empty if its schema does not say."""
-    properties = schema.get("properties")
-    of_key = properties.get(key) if isinstance(properties, dict) else None
-    if not isinstance(of_key, dict):
-        return set()
-    options = [
-        of_key,
-        *(each for name in ("anyOf", "oneOf") if isinstance(of_key.get(name), list) for each in of_key[name]),
-    ]
-    types = [each.get("type") for each in options if isinstance(each, dict)]
+    of_key = dict_in(dict_in(schema.get("properties")).get(key))
+    options = [of_key, *list_in(of_key.get("anyOf")), *list_in(of_key.get("oneOf"))]
+    types = [dict_in(each).get("type") for each in options]
     return {name for each in types for name in (each if isinstance(each, list) else [each]) if isinstance(name, str)}
 
 
@@ -424,8 +419,7 @@ def calls_schema(tools: Tools, *, is_parallel: bool) -> dict[str, Any]:
     options = []
     for name, parameters in tools.items():
         for key in _DEFINITIONS:
-            given = parameters.get(key)
-            for type_, schema in given.items() if isinstance(given, dict) else ():
+            for type_, schema in dict_in(parameters.get(key)).items():
                 if definitions.setdefault(key, {}).setdefault(type_, schema) != schema:
                     raise ValueError("define different types under one name")
         own = {"type": "object"} | {key: value for key, value in parameters.items() if key not in _DEFINITIONS}

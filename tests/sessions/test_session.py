@@ -26,6 +26,7 @@ from app.core.errors import (
 )
 from app.core.inference import Deadline, InferenceRequest, OpenSequence
 from app.core.model import SequenceIds
+from app.sessions import session as session_module
 from app.sessions.session import (
     LARGEST_KEPT_BYTES,
     MOST_WAITING,
@@ -62,6 +63,8 @@ class Model:
         self.session = PipelineSession(
             "id", self.given, 7, OpenSequence(), self.memory, lambda _, end: self.ends.append(end)
         )
+        # the defaults of these fields read the clock of the machine, also on a simulated clock
+        self.session.opened_at = self.session._idle_since = session_module.monotonic()
 
     async def step(
         self,
@@ -318,7 +321,7 @@ async def test_a_session_that_expires_while_triton_cannot_be_reached_is_lost(ste
 async def test_a_session_expires_after_its_last_step(given: SessionTerms, ends_after_s: float, reason: End) -> None:
     """Steps come for longer than ``idle_s``, and the last one takes longer. Triton counts from when it was queued."""
     model, loop = Model(given), asyncio.get_running_loop()
-    started = model.session.opened_at = loop.time()
+    started = loop.time()
     for _ in range(3):
         await model.step()
         await asyncio.sleep(10)

@@ -143,3 +143,11 @@ def test_a_response_sender_ends_the_stream_of_a_model_that_is_not_decoupled(clie
     assert ask(client, "sender").json() == {"Y": [[[0.0] * 4] * 3]}
     *outputs, last = checked(parsed(client.post("/v1/pipelines/sender/stream", json={"SCRIPT": ""}).text))
     assert ([each.data for each in outputs], last.name) == ([{"Y": [[[0.0] * 4] * 3]}], "done")
+
+
+def test_an_unknown_name_in_an_error_is_not_shown(client: httpx.Client) -> None:
+    text = "unexpected shape for input 'my card is 4111' for model 'sesame'. Expected [1], got [2]. "
+    answer = ask(client, "chain", error=["INVALID_ARG", text])
+    assert answer.json()["code"] == "contract_violation"
+    assert "4111" not in answer.text
+    assert "sesame" not in answer.text

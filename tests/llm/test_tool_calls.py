@@ -342,7 +342,7 @@ def test_the_work_grows_with_the_length_only(format_: str, name: str, piece: int
     assert grows_with(work, 50_000)
 
 
-def pieces_of(text: str, size: int) -> list[str]:
+def pieces_of(text: str, size: int = 3) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 

@@ -212,10 +212,6 @@ def sampling(api: Served, index: int = -1) -> Any:
     return json.loads(inputs(api, index)["sampling_parameters"])
 
 
-def pieces_of(text: str, size: int = 3) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]
-
-
 def message_of(answered: httpx.Response) -> Any:
     assert answered.status_code == 200, answered.text
     return answered.json()["choices"][0]["message"]

@@ -25,14 +25,13 @@ from tests.api.openai.conftest import (
     chunks,
     inputs,
     message_of,
-    pieces_of,
     refusal,
     sampling,
     step,
     steps_of,
 )
 from tests.api.openai.test_refusals import tool
-from tests.llm.test_tool_calls import CALLS, FORMATS, written
+from tests.llm.test_tool_calls import CALLS, FORMATS, pieces_of, written
 from tests.pipelines.test_presets import CONFIGS
 from tests.toolkit.gateway import Served
 from tests.toolkit.waiting import PATIENCE_S

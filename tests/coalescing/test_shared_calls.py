@@ -131,7 +131,7 @@ async def test_with_a_free_slot_a_request_goes_at_once() -> None:
     bench = Bench(calls=2)
     request = bench.request(7)
     assert is_answer_of(await bench.engine.infer(request, Deadline.after(1)), 7)
-    assert bench.inner.calls == [request], "unchanged, with its own id"
+    assert bench.inner.requests == [request], "unchanged, with its own id"
     assert request.extensions[0].sent_as is None
     assert bench.counted.calls == [(1, 1)]
 
@@ -152,7 +152,7 @@ async def test_the_bounds_of_items_and_bytes_hold() -> None:
     assert are_answers_of(await bench.results(range(30)), range(30))
     assert max(bench.inner.sizes) == 8
     bench.coalescing.max_bytes = 3 * 8
-    bench.inner.calls.clear()
+    bench.inner.requests.clear()
     assert are_answers_of(await bench.results(range(30)), range(30))
     assert max(bench.inner.sizes) == 3
 
@@ -163,7 +163,7 @@ async def test_other_requests_go_before_those_above_the_bounds_of_a_call() -> No
     requests = [*map(bench.request, range(5)), bench.request(5, parameters={"beam": 2})]
     results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
     assert are_answers_of(results, range(6))
-    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2], [5], [3, 4]]
+    assert [items_of(call) for call in bench.inner.requests] == [[0], [1, 2], [5], [3, 4]]
 
 
 DIFFERENT: dict[str, Callable[[InferenceRequest], InferenceRequest]] = {
@@ -209,7 +209,7 @@ async def test_the_memory_of_a_caller_that_left_may_be_used_again() -> None:
     tasks[0].cancel()
     number[0, 0], text[:] = 6, b"others"
     await asyncio.sleep(1.5)
-    (_, call) = bench.inner.calls
+    (_, call) = bench.inner.requests
     assert call.inputs[0].array.tolist() == [[5]]
     assert call.inputs[1].array.tolist() == [[b"secret"]]
     await asyncio.gather(first, tasks[1])
@@ -226,7 +226,7 @@ async def test_pipelines_over_one_model_share_no_call() -> None:
     ]
     results = await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
     assert are_answers_of(results, range(5))
-    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2], [3, 4]]
+    assert [items_of(call) for call in bench.inner.requests] == [[0], [1, 2], [3, 4]]
 
 
 @on_a_simulated_clock
@@ -237,7 +237,7 @@ async def test_one_bad_item_fails_alone_within_the_budget() -> None:
     assert are_answers_of(results, [*range(40), *range(41, 65)])
     assert isinstance(failure, ModelError)
     assert failure.upstream == UpstreamError("INTERNAL", "item 40 is bad"), "its own error, whole"
-    assert len(bench.inner.calls) - 1 == 13 <= MOST_CALLS
+    assert len(bench.inner.requests) - 1 == 13 <= MOST_CALLS
     assert bench.is_idle
 
 
@@ -245,7 +245,7 @@ async def test_one_bad_item_fails_alone_within_the_budget() -> None:
 async def test_many_bad_items_stay_within_the_budget_and_get_no_text_of_others() -> None:
     bench = Bench(RowEngine(bad=set(range(1, 65))))
     results = await bench.results(range(65))
-    assert len(bench.inner.calls) - 1 <= MOST_CALLS
+    assert len(bench.inner.requests) - 1 <= MOST_CALLS
     for item, result in enumerate(results[1:], 1):
         assert isinstance(result, ModelError)
         assert result.upstream in (None, UpstreamError("INTERNAL", f"item {item} is bad"))
@@ -257,7 +257,7 @@ async def test_an_item_that_kills_the_process_is_not_sent_again() -> None:
     results = await bench.results(range(65))
     assert is_answer_of(results[0], 0)
     assert all(isinstance(result, ModelNotReady) for result in results[1:])
-    assert sum(40 in items_of(call) for call in bench.inner.calls) == 1
+    assert sum(40 in items_of(call) for call in bench.inner.requests) == 1
     assert len(set(map(id, results[1:]))) == 64, "each its own error, which its pipeline may complete"
 
 
@@ -290,7 +290,7 @@ async def test_the_call_of_several_is_not_idempotent_and_has_its_own_id() -> Non
     traces = [None, None, TraceContext("1" * 32, "2" * 16, 0), TraceContext("3" * 32, "4" * 16, 1)]
     requests = [replace(bench.request(item), trace=trace) for item, trace in enumerate(traces)]
     await asyncio.gather(*(bench.engine.infer(each, Deadline.after(1)) for each in requests))
-    call = bench.inner.calls[1]
+    call = bench.inner.requests[1]
     assert (call.idempotent, call.extensions, call.trace) == (False, (), traces[3])
     assert call.request_id not in {each.request_id for each in requests}
     for each in requests[1:]:
@@ -369,7 +369,7 @@ async def test_coalescing_ends_for_every_pipeline_over_the_model() -> None:
     other = Coalescing("p", 64, 1024, OUTPUTS)
     other.prove("1")
     bench.coalescing = other
-    bench.inner.calls.clear()
+    bench.inner.requests.clear()
     await bench.results(range(5))
     assert bench.inner.sizes == [1] * 5
 
@@ -407,8 +407,8 @@ async def test_a_deadline_concerns_only_its_own_caller() -> None:
     zero, one, two, three = await asyncio.gather(*tasks, return_exceptions=True)
     assert are_answers_of((zero, three), (0, 3))
     assert (type(one), type(two)) == (DeadlineExceeded, DeadlineExceeded)
-    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 3]]
-    assert bench.inner.cancelled == 0
+    assert [items_of(call) for call in bench.inner.requests] == [[0], [1, 3]]
+    assert len(bench.inner.cancelled) == 0
 
 
 @on_a_simulated_clock
@@ -418,7 +418,7 @@ async def test_only_the_last_caller_that_leaves_cancels_the_call() -> None:
     await asyncio.sleep(1.5)
     tasks[1].cancel()
     await asyncio.sleep(0)
-    assert bench.inner.cancelled == 0
+    assert len(bench.inner.cancelled) == 0
     assert is_answer_of(await tasks[2], 2)
 
     tasks = [bench.start(item) for item in range(4)]
@@ -427,7 +427,7 @@ async def test_only_the_last_caller_that_leaves_cancels_the_call() -> None:
         task.cancel()
     await asyncio.wait(tasks)
     await asyncio.sleep(0)
-    assert bench.inner.cancelled == 1
+    assert len(bench.inner.cancelled) == 1
     assert bench.is_idle
 
 
@@ -437,13 +437,13 @@ async def test_the_last_to_leave_cancels_also_a_call_for_a_half() -> None:
     bench = Bench(RowEngine(service_s=1.0, bad={4}))
     tasks = [bench.start(item) for item in range(5)]
     await asyncio.sleep(3.5)  # 0; 1 to 4; 1 and 2; now 3 and 4 are under way
-    assert [items_of(call) for call in bench.inner.calls] == [[0], [1, 2, 3, 4], [1, 2], [3, 4]]
+    assert [items_of(call) for call in bench.inner.requests] == [[0], [1, 2, 3, 4], [1, 2], [3, 4]]
     for task in tasks[3:]:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0)
     assert are_answers_of(results[:3], range(3))
-    assert bench.inner.cancelled == 1
+    assert len(bench.inner.cancelled) == 1
     assert bench.is_idle
 
 
@@ -454,11 +454,11 @@ async def test_requests_of_a_model_that_often_fails_share_no_calls_for_a_while(
     bench = Bench(RowEngine(bad={3}))
     for _ in range(SPLITS):
         await bench.results(range(5))
-    bench.inner.calls.clear()
+    bench.inner.requests.clear()
     await bench.results(range(5))
     assert bench.inner.sizes == [1] * 5
     await asyncio.sleep(PAUSE_S)
-    bench.inner.calls.clear()
+    bench.inner.requests.clear()
     await bench.results([0, 1, 2, 4])
     assert bench.inner.sizes == [1, 3]
     assert len(caplog.records) == 1
@@ -537,7 +537,7 @@ async def test_no_answer_ever_reaches_the_wrong_caller(
         habit: {item for client, items in zip(clients, owned, strict=True) if client.habit == habit for item in items}
         for habit in ("bad", "killer")
     }
-    engine = RowEngine(by_habit["bad"], by_habit["killer"], service_ms / 1000)
+    engine = RowEngine(bad=by_habit["bad"], killers=by_habit["killer"], service_s=service_ms / 1000)
     bench = Bench(engine, calls=calls, max_items=max_items)
 
     async def visit(client: Client, items: list[int]) -> InferenceResponse:
@@ -556,10 +556,10 @@ async def test_no_answer_ever_reaches_the_wrong_caller(
     await asyncio.gather(*leaving)
     await asyncio.sleep(1)
 
-    seen_beams = [{clients[item // 100 - 1].beam for item in items_of(call)} for call in engine.calls]
+    seen_beams = [{clients[item // 100 - 1].beam for item in items_of(call)} for call in engine.requests]
     assert all(len(beams) == 1 for beams in seen_beams)
     assert all(
-        sum(items[0] in items_of(call) for call in engine.calls) <= 1
+        sum(items[0] in items_of(call) for call in engine.requests) <= 1
         for items in owned
         if items[0] in by_habit["killer"]
     )

@@ -117,11 +117,11 @@ async def test_the_trial_of_a_faithful_model_passes() -> None:
     assert coalescing.is_on
     assert "1" in coalescing.proven
     assert "2" not in coalescing.proven
-    alone = {item for call in engine.calls if len(items := items_of(call)) == 1 for item in items}
+    alone = {item for call in engine.requests if len(items := items_of(call)) == 1 for item in items}
     assert len(alone) == 5, "the sample and four different inputs"
     assert engine.sizes[-2:] == [2, 16]
-    assert set(items_of(engine.calls[-1])) == alone
-    assert all(call.is_probe for call in engine.calls)
+    assert set(items_of(engine.requests[-1])) == alone
+    assert all(call.is_probe for call in engine.requests)
 
 
 def numbered(outputs: Outputs) -> Outputs:
@@ -220,10 +220,10 @@ async def test_the_trial_runs_with_the_sample_and_for_each_new_version(tmp_path:
     assert catalog.layers_of("m") == (coalescing,)
     assert catalog.layers_of("other") == ()
 
-    calls = len(engine.rows.calls)
+    calls = len(engine.rows.requests)
     await catalog.refresh()
     await catalog.warm_up()
-    assert len(engine.rows.calls) == calls, "nothing is new"
+    assert len(engine.rows.requests) == calls, "nothing is new"
 
     engine.rows.version = "2"
     coalescing.saw("2")

@@ -1,7 +1,7 @@
 """Engines without a server: one returns scripted answers and records its requests, one works on rows."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 from app.core.engine import InferenceServer
 from app.core.errors import (
     ContractViolation,
-    DeadlineExceeded,
     GatewayError,
     ModelError,
     ModelNotReady,
@@ -19,6 +18,7 @@ from app.core.errors import (
 )
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.core.model import ModelConfig, ModelState
+from tests.toolkit.numpy_models import NumpyEngine, NumpyModel
 
 Answer = InferenceResponse | GatewayError | float
 """A response, an error that ends the answer, or seconds of silence."""
@@ -89,13 +89,14 @@ Distort = Callable[[Outputs], Outputs]
 
 
 @dataclass
-class RowEngine(InferenceServer):
+class RowEngine(NumpyEngine):
     """Answers the item ``i`` with ``-i`` and the text ``of i``.
 
     ``bad``: items that make the model fail. ``killers``: items that end its process. ``distort``: what a hostile model
     does with its outputs.
     """
 
+    models: Mapping[str, NumpyModel] = field(default_factory=dict)
     bad: set[int] = field(default_factory=set)
     killers: set[int] = field(default_factory=set)
     service_s: float = 0.005
@@ -103,32 +104,20 @@ class RowEngine(InferenceServer):
     distort: Distort | None = None
     error: GatewayError | None = None
     """The error of every call."""
-    calls: list[InferenceRequest] = field(default_factory=list)
-    cancelled: int = 0
-    running: int = 0
-    most_running: int = 0
+
+    def __post_init__(self) -> None:
+        self.pause = lambda _: self.service_s
 
     @property
     def sizes(self) -> list[int]:
         """The number of rows of each call."""
-        return [len(items_of(call)) for call in self.calls]
+        return [len(items_of(call)) for call in self.requests]
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        self.calls.append(request)
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            await asyncio.sleep(min(self.service_s, max(deadline.remaining_s(), 0.0)))
-            if deadline.has_passed:
-                raise DeadlineExceeded("The model did not answer before the deadline.")
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.running -= 1
-        return self._response(items_of(request))
+        await self._wait(request, deadline)
+        return self._rows(items_of(request))
 
-    def _response(self, items: list[int]) -> InferenceResponse:
+    def _rows(self, items: list[int]) -> InferenceResponse:
         if self.error is not None:
             raise self.error
         if self.killers & set(items):

@@ -209,15 +209,9 @@ class PipelineMetrics:
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.metrics = metrics
         self.name = name
-        self._requests = cache(partial(metrics.requests.labels, name))
-        self._request_duration = cache(partial(metrics.request_duration.labels, name))
-        self._overhead = cache(partial(metrics.overhead.labels, name))
-
-    def count_request(self, transport: str, outcome: Outcome, duration_s: float, elsewhere_s: float) -> None:
-        """``elsewhere_s``: in the queue and in Triton."""
-        self._requests(transport, outcome).inc()
-        self._request_duration(transport, outcome).observe(duration_s)
-        self._overhead(transport).observe(max(duration_s - elsewhere_s, 0.0))
+        self.requests = cache(partial(metrics.requests.labels, name))
+        self.request_duration = cache(partial(metrics.request_duration.labels, name))
+        self.overhead = cache(partial(metrics.overhead.labels, name))
 
 
 @dataclass(eq=False)

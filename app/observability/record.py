@@ -131,7 +131,9 @@ class RequestRecord(Struct, eq=False):
         if self.transport is None:
             return
         pipeline = metrics.of_pipeline(self.pipeline)
-        pipeline.count_request(self.transport, self.outcome, self.total_s, self.queue_s + self.triton_s)
+        pipeline.requests(self.transport, self.outcome).inc()
+        pipeline.request_duration(self.transport, self.outcome).observe(self.total_s)
+        pipeline.overhead(self.transport).observe(max(self.total_s - self.queue_s - self.triton_s, 0.0))
         if self.tokens is not None:
             metrics.prompt_tokens.labels(self.pipeline).inc(self.tokens.prompt or 0)
             metrics.completion_tokens.labels(self.pipeline).inc(self.tokens.completion)

@@ -244,9 +244,8 @@ async def watch_open_files(count: Callable[[], None]) -> None:
         try:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as exc:
-            is_full = exc.errno in {errno.EMFILE, errno.ENFILE}
-        if is_full:
-            count()
+            if is_full := exc.errno in {errno.EMFILE, errno.ENFILE}:
+                count()
         if is_full and not was_full:
             _log.error("no file descriptor is free: new connections are reset; raise the limit (ulimit -n)")
         elif was_full and not is_full:

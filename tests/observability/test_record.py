@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -192,14 +193,14 @@ def test_a_series_appears_with_its_first_use(metrics: Metrics) -> None:
     """Every later use of the pipeline's name counts in the same series."""
     pipeline = metrics.of_pipeline("p")
     assert series_of(metrics, "p") == set()
-    pipeline.count_request("unary", Outcome.OK, 0.1, 0.0)
+    inference().count(metrics)
     assert series_of(metrics, "p") == {
         ("requests_total", "unary", "ok"),
         ("request_duration_seconds_count", "unary", "ok"),
         ("overhead_seconds_count", "unary", None),
     }
     for transport in ("sse", "unary"):
-        metrics.of_pipeline("p").count_request(transport, Outcome.OK, 0.1, 0.0)
+        replace(inference(), transport=transport).count(metrics)
     assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="ok") == 2.0
     pipeline.active_streams.inc()
     assert ("active_streams", None, None) in series_of(metrics, "p")

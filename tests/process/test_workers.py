@@ -29,6 +29,13 @@ Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 OK = {"pipeline": "p", "transport": "unary", "outcome": "ok"}
 
 
+def count_request(metrics: Metrics, pipeline: str, duration_s: float) -> None:
+    series = metrics.of_pipeline(pipeline)
+    series.requests("unary", Outcome.OK).inc()
+    series.request_duration("unary", Outcome.OK).observe(duration_s)
+    series.overhead("unary").observe(duration_s)
+
+
 class Process:
     """The metrics of a worker. The workers of these tests live in one process."""
 
@@ -56,7 +63,7 @@ class Process:
     def answers(self, pipeline: str, *durations_s: float) -> None:
         with self.acts():
             for duration_s in durations_s:
-                self.metrics.of_pipeline(pipeline).count_request("unary", Outcome.OK, duration_s, 0.0)
+                count_request(self.metrics, pipeline, duration_s)
 
     def runs(self, count: int) -> None:
         with self.acts():
@@ -122,7 +129,7 @@ def test_counters_and_histograms_are_sums(first: Process, second: Process) -> No
 def test_a_page_of_several_has_the_series_of_one_process(first: Process, second: Process) -> None:
     """Compares all series except the times of creation, which are not shared."""
     alone = Metrics("1")
-    alone.of_pipeline("p").count_request("unary", Outcome.OK, 0.003, 0.002)
+    count_request(alone, "p", 0.003)
     alone.in_flight.labels("p").set(0)
     first.answers("p", 0.003)
     second.runs(0)

@@ -156,7 +156,7 @@ class Explained(Struct, eq=False):
         if error is not None:
             answer.error, answer.failed_model = error.code, error.failed_step or None
         answer.total_ms, answer.gateway = round(record.total_s * 1e3, 3), record.phases_ms(record.total_s)
-        answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes["shared_with"]
+        answer.shared_with = 0 if record.sent_as is None else record.sent_as.notes.get("shared_with", 0)
         for name, each in steps.steps.items() if steps else ():
             seconds = each.started - record.started, each.ended - record.started, each.seconds
             answer.steps.append(ExplainedStep(name, each.outcome, *(round(each_s * 1e3, 3) for each_s in seconds)))

@@ -163,12 +163,6 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
-def formatter_of(style: str, own: Mapping[str, object] | None) -> logging.Formatter:
-    """``style``: ``json``, ``text``, or ``auto``: text if standard error is a terminal."""
-    is_text = style == "text" or (style == "auto" and sys.stderr.isatty())
-    return TextFormatter(own) if is_text else JsonFormatter(own)
-
-
 class StructuredLogger:
     """Logs messages with named fields, as ``Logger.log(level, message, extra=fields)`` does.
 
@@ -199,12 +193,13 @@ def dropped_lines() -> int:
 
 
 def configure_logging(level: str, style: str, own: Mapping[str, object] | None = None) -> LineWriter:
-    """``style``: ``json``, ``text`` or ``auto``. The writer counts the lines that were dropped.
+    """``style``: ``json``, ``text``, or ``auto``: text if standard error is a terminal.
 
-    ``own``: fields of every line of this process.
+    ``own``: fields of every line of this process. The writer counts the lines that were dropped.
     """
     writer = LineWriter(sys.stderr.fileno())
-    writer.setFormatter(formatter_of(style, own))
+    is_text = style == "text" or (style == "auto" and sys.stderr.isatty())
+    writer.setFormatter(TextFormatter(own) if is_text else JsonFormatter(own))
     logging.root.setLevel(level.upper())
     logging.root.handlers[:] = [writer]
     for name in _QUIET:

@@ -17,7 +17,14 @@ import pytest
 from prometheus_client import generate_latest
 
 from app.core.inference import InferenceRequest
-from app.observability.log import JsonFormatter, LineWriter, LoggedCall, StructuredLogger, TextFormatter, formatter_of
+from app.observability.log import (
+    JsonFormatter,
+    LineWriter,
+    LoggedCall,
+    StructuredLogger,
+    TextFormatter,
+    configure_logging,
+)
 from app.observability.metrics import Metrics
 from tests.toolkit.models import response, tensor
 
@@ -110,7 +117,8 @@ def test_the_format_is_text_on_a_terminal(
     style: str, on_terminal: bool, formatter: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
-    assert type(formatter_of(style, None)) is formatter
+    monkeypatch.setattr(logging.root, "handlers", [])
+    assert type(configure_logging("warning", style).formatter) is formatter
 
 
 FIELDS = {"request_id": "rid", "status": 200, "duration_ms": 1.25, "detail": "\u00e9\n\u2028", "triton_code": None}

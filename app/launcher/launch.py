@@ -1,7 +1,7 @@
 """Prepares one start of Triton: its arguments, additions to its environment, and unique names.
 
 The input is `EmbeddedOptions` from the caller, what the model repository on disk requires (`ServedRepository`), and the
-Python environment of the models with the server of the wheel `nvidia-pytriton` inside it (`ModelEnvironment`). The
+Python environment of the models with the server of the wheel `nvidia-pytriton` inside it (`python_of_models`). The
 gateway creates the environment if its own Python cannot run models. The extra `embedded` has uv for this. A checkout
 has its own setup, `deploy/bootstrap.py`.
 """
@@ -127,63 +127,51 @@ PACKAGES = "'numpy<2' 'nvidia-pytriton==0.7.0'"
 """The packages that an environment needs to run Triton and Python models, as arguments of pip."""
 
 
-@dataclass(frozen=True)
-class ModelEnvironment:
-    """An environment that can run Triton and its Python models; `server` is the wheel's `tritonserver` folder."""
+def python_of_models(venv: Path) -> Interpreter:
+    """Examines `venv`. Raises `EmbeddedTritonError` with a remedy if Triton and its Python models cannot run there."""
+    python = inspect(venv / "bin" / "python3")
+    if python is None:
+        raise EmbeddedTritonError(
+            f"There is no Python environment for the models in {venv}. In a checkout, `make run` makes one, and so "
+            "does `pip install '.[embedded]'` with the next start. Elsewhere, with Python 3.10 to 3.12: "
+            f"`python3 -m venv .venv-triton && .venv-triton/bin/pip install {PACKAGES}`."
+        )
+    if not python.runs_models:
+        by_extra = "With `pip install '.[embedded]'` the gateway installs one itself."
+        raise EmbeddedTritonError(f"{refusal(python.path)} {by_extra}")
+    problems, numpy = [], python.numpy
+    if numpy is None:
+        problems.append("it has no numpy")
+    elif int(numpy.partition(".")[0]) >= 2:
+        problems.append(
+            f"it has numpy {numpy}, and Triton's Python backend silently corrupts tensors with numpy 2 or newer"
+        )
+    if python.server is None:
+        problems.append("it does not hold the wheel nvidia-pytriton")
+    if problems:
+        raise EmbeddedTritonError(
+            f"The models' environment of {python.path} is not complete: {', and '.join(problems)}. "
+            f"Run `{python.path} -m pip install {PACKAGES}`. In a checkout, `make run` makes an environment "
+            "for the models."
+        )
+    return python
 
-    python: Interpreter
-    server: Path
 
-    @classmethod
-    def of(cls, venv: Path) -> "ModelEnvironment":
-        """Examines `venv`. Raises `EmbeddedTritonError` with a remedy if models cannot run there."""
-        python = inspect(venv / "bin" / "python3")
-        if python is None:
-            raise EmbeddedTritonError(
-                f"There is no Python environment for the models in {venv}. In a checkout, `make run` makes one, and so "
-                "does `pip install '.[embedded]'` with the next start. Elsewhere, with Python 3.10 to 3.12: "
-                f"`python3 -m venv .venv-triton && .venv-triton/bin/pip install {PACKAGES}`."
-            )
-        if not python.runs_models:
-            by_extra = "With `pip install '.[embedded]'` the gateway installs one itself."
-            raise EmbeddedTritonError(f"{refusal(python.path)} {by_extra}")
-        problems, numpy = [], python.numpy
-        if numpy is None:
-            problems.append("it has no numpy")
-        elif int(numpy.partition(".")[0]) >= 2:
-            problems.append(
-                f"it has numpy {numpy}, and Triton's Python backend silently corrupts tensors with numpy 2 or newer"
-            )
-        if python.server is None:
-            problems.append("it does not hold the wheel nvidia-pytriton")
-        if problems or python.server is None:
-            raise EmbeddedTritonError(
-                f"The models' environment of {python.path} is not complete: {', and '.join(problems)}. "
-                f"Run `{python.path} -m pip install {PACKAGES}`. In a checkout, `make run` makes an environment "
-                "for the models."
-            )
-        return cls(python, Path(python.server))
+def link_backends(python: Interpreter, folder: Path) -> None:
+    """Creates symbolic links to the wheel's Python backend in `folder`, in the layout that Triton expects.
 
-    @property
-    def executable(self) -> Path:
-        """The `tritonserver` binary."""
-        return self.server / "bin" / "tritonserver"
-
-    def link_backends(self, folder: Path) -> None:
-        """Creates symbolic links to the wheel's Python backend in `folder`, in the layout that Triton expects.
-
-        The module of the backend that every model imports imports `model_output.py` here too.
-        """
-        python = folder / "python"
-        python.mkdir(parents=True)
-        stub = self.server / "python_backend_stubs" / "{}.{}".format(*self.python.version)
-        for source in (*(self.server / "backends" / "python").iterdir(), *stub.iterdir()):
-            (python / source.name).symlink_to(source)
-        utilities = python / "triton_python_backend_utils.py"
-        text = utilities.read_text()
-        utilities.unlink()
-        utilities.write_text(f"{text}\nimport {MODEL_OUTPUT.stem}\n")
-        (python / MODEL_OUTPUT.name).symlink_to(MODEL_OUTPUT)
+    The module of the backend that every model imports imports `model_output.py` here too.
+    """
+    backend, server = folder / "python", Path(python.server or "")
+    backend.mkdir(parents=True)
+    stub = server / "python_backend_stubs" / "{}.{}".format(*python.version)
+    for source in (*(server / "backends" / "python").iterdir(), *stub.iterdir()):
+        (backend / source.name).symlink_to(source)
+    utilities = backend / "triton_python_backend_utils.py"
+    text = utilities.read_text()
+    utilities.unlink()
+    utilities.write_text(f"{text}\nimport {MODEL_OUTPUT.stem}\n")
+    (backend / MODEL_OUTPUT.name).symlink_to(MODEL_OUTPUT)
 
 
 MODEL_OUTPUT = Path(__file__).with_name("model_output.py").resolve()
@@ -210,7 +198,7 @@ class Launch:
     options: EmbeddedOptions
     ports: Ports
     repository: ServedRepository
-    models: ModelEnvironment
+    python: Interpreter
     nonce: str
     folder: Path
 
@@ -220,14 +208,14 @@ class Launch:
 
         Raises EmbeddedTritonError, also if the file system for temporary files is full.
         """
-        repository, models = options.read(options.repository), ModelEnvironment.of(options.venv)
+        repository, python = options.read(options.repository), python_of_models(options.venv)
         ports.require_free(options.host)
         folder = None
         try:
             temporary = tempfile.gettempdir()
             parent = temporary if _is_one_word(temporary) else "/tmp"
             folder = Path(tempfile.mkdtemp(prefix="triton-gateway-", dir=parent))
-            models.link_backends(folder)
+            link_backends(python, folder)
             if not _is_one_word(str(repository.path)):
                 (folder / "models").symlink_to(repository.path)
                 repository = replace(repository, path=folder / "models")
@@ -237,7 +225,7 @@ class Launch:
             where = exc.filename or "the folder for temporary files"
             text = f"Triton cannot start: {where}: {exc.strerror}. Free space there, or set TMPDIR to another folder."
             raise EmbeddedTritonError(text) from exc
-        return cls(options, ports, repository, models, secrets.token_hex(8), folder)
+        return cls(options, ports, repository, python, secrets.token_hex(8), folder)
 
     @property
     def shm_prefix(self) -> str:
@@ -248,7 +236,7 @@ class Launch:
         """The command line of `tritonserver`."""
         options = self.options
         arguments = [
-            str(self.models.executable),
+            f"{self.python.server}/bin/tritonserver",
             f"--id={self.nonce}",
             f"--model-repository={self.repository.path}",
             f"--backend-directory={self.folder}",
@@ -278,7 +266,7 @@ class Launch:
 
     def environment(self) -> dict[str, str]:
         """Additions to the inherited environment. Model processes run the first `python3` on PATH."""
-        inherited, python = self.options.environment, self.models.python
+        inherited, python = self.options.environment, self.python
         added = {name: value for name, value in (_THREAD_COUNTS | _KEPT_MEMORY).items() if name not in inherited}
         first = {"PATH": str(python.path.parent), "LD_LIBRARY_PATH": python.library_folder}
         for name, folder in first.items():

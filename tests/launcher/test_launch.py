@@ -21,11 +21,12 @@ from app.launcher.launch import (
     PORTS,
     EmbeddedOptions,
     Launch,
-    ModelEnvironment,
     Ports,
     ServedRepository,
     every_folder,
     install_requirements,
+    link_backends,
+    python_of_models,
 )
 from app.launcher.machine import (
     NAMES,
@@ -40,7 +41,7 @@ from app.launcher.machine import (
 )
 from deploy.python_mirror import write_mirror
 
-MODELS = ModelEnvironment(Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/python/lib"), Path("/wheel"))
+PYTHON = Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/python/lib", "1.26.4", "/wheel")
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def launch():
     def launch(is_complete=True, **inherited):
         options = EmbeddedOptions(Path("/models"), Path("/venv"), environment=inherited)
         repository = ServedRepository(Path("/models"), ("ident",), is_complete)
-        return Launch(options, Ports(1, 2, 3), repository, MODELS, "0123", Path("/tmp/folder"))
+        return Launch(options, Ports(1, 2, 3), repository, PYTHON, "0123", Path("/tmp/folder"))
 
     return launch
 
@@ -118,10 +119,10 @@ def venv(tmp_path, models_venv):
 
 
 def test_the_environment_of_the_models_is_usable_and_its_backend_linked_with_the_matching_stub(models_venv, tmp_path):
-    environment = ModelEnvironment.of(models_venv)
-    assert environment.executable.is_file()
-    assert environment.python.runs_models
-    environment.link_backends(tmp_path / "backends")
+    python = python_of_models(models_venv)
+    assert Path(python.server, "bin", "tritonserver").is_file()
+    assert python.runs_models
+    link_backends(python, tmp_path / "backends")
     linked = {each.name: each.resolve() for each in (tmp_path / "backends" / "python").iterdir()}
     assert {"libtriton_python.so", "triton_python_backend_utils.py", "triton_python_backend_stub"} <= linked.keys()
     assert all(each.is_file() for each in linked.values())
@@ -143,13 +144,13 @@ def test_an_incomplete_environment_is_an_error_with_its_remedy(venv, installed, 
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     with pytest.raises(EmbeddedTritonError, match=text) as caught:
-        ModelEnvironment.of(venv)
+        python_of_models(venv)
     assert f"Run `{venv}/bin/python3 -m pip install 'numpy<2' 'nvidia-pytriton==0.7.0'`." in str(caught.value)
 
 
 def test_the_error_for_a_missing_environment_has_a_remedy(tmp_path):
     with pytest.raises(EmbeddedTritonError, match=r"make run.*pip install '\.\[embedded\]'"):
-        ModelEnvironment.of(tmp_path)
+        python_of_models(tmp_path)
 
 
 def test_a_python_without_a_stub_in_the_wheel_is_an_error(tmp_path):
@@ -158,7 +159,7 @@ def test_a_python_without_a_stub_in_the_wheel_is_an_error(tmp_path):
     python.write_text("#!/bin/sh\necho '[[3, 13], \"/usr/lib\"]'\n")
     python.chmod(0o755)
     with pytest.raises(EmbeddedTritonError, match=r"3\.10 to 3\.12"):
-        ModelEnvironment.of(tmp_path)
+        python_of_models(tmp_path)
 
 
 def test_packages_match_the_extra_and_the_lock(pytestconfig):
@@ -207,9 +208,9 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
 @pytest.mark.usefixtures("machine")
 def test_init_creates_the_environment_with_a_python_that_uv_installs(tmp_path: Path) -> None:
     assert cli.main(["init", "models"]) == 0
-    made = ModelEnvironment.of(tmp_path / "models-environment")
-    assert made.python.version in {(3, 11), (3, 12)}
-    assert made.python.path.resolve().is_relative_to(tmp_path / "pythons")
+    made = python_of_models(tmp_path / "models-environment")
+    assert made.version in {(3, 11), (3, 12)}
+    assert made.path.resolve().is_relative_to(tmp_path / "pythons")
 
 
 @pytest.mark.usefixtures("machine")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.launcher.launch import ModelEnvironment
+from app.launcher.launch import link_backends, python_of_models
 from app.shared_memory.regions import PREFIX
 from tests.conftest import Require
 from tests.helm.rendering import CHART, environment_of, render, the, triton_container
@@ -123,16 +123,16 @@ def start(tmp_path: Path, models_venv: Path, require: Require) -> Iterator[Start
     require(os.geteuid() == 0, "namespaces of a container need root")
     programs = ("unshare", "nsenter", "setpriv", "ip", "curl", "bash")
     require(all(map(shutil.which, programs)), f"one of {', '.join(programs)} is not installed")
-    environment = ModelEnvironment.of(models_venv)
-    environment.link_backends(tmp_path / "backends")
+    python = python_of_models(models_venv)
+    link_backends(python, tmp_path / "backends")
     entry = tmp_path / "entry.sh"
     entry.write_text(ENTRY_POINT)
     entry.chmod(0o755)
     running: list[Container] = []
 
     def start(command: list[str], **variables: str) -> Container:
-        path = [str(environment.executable.parent), str(models_venv / "bin"), os.environ["PATH"]]
-        libraries = environment.python.library_folder or ""
+        path = [f"{python.server}/bin", str(models_venv / "bin"), os.environ["PATH"]]
+        libraries = python.library_folder or ""
         variables |= {"PATH": ":".join(path), "LD_LIBRARY_PATH": libraries, "PYTHONDONTWRITEBYTECODE": "1"}
         log_path = tmp_path / "log"
         with log_path.open("wb") as log:

@@ -125,8 +125,7 @@ class HttpConnection(ClosingProtocol):
         "_closes_after_answer",
         "_direct",
         "_has_begun_answer",
-        "_head_bytes",
-        "_head_tail",
+        "_head",
         "_held",
         "_is_in_head",
         "_keeps_alive",
@@ -148,8 +147,8 @@ class HttpConnection(ClosingProtocol):
         self._limit = limit
         self._closes_after_answer = limit.is_closing
         self._is_in_head = False
-        self._head_bytes = 0
-        self._head_tail = b""
+        self._head = b""
+        """The received part of an incomplete head."""
         self._missing = 0
         """The bytes of a body with a length that have not been received yet."""
         self._chunks: ChunkedBody | None = None
@@ -332,25 +331,23 @@ class HttpConnection(ClosingProtocol):
         if begins:
             self._limit.idle.pop(self, None)
             self._is_in_head = True
-            self._head_bytes = 0
-            self._head_tail = b""
             self.headers = None  # type: ignore[assignment]  # until the first line begins
             self.parser = httptools.HttpRequestParser(self)
-        seen = self._head_tail + data
-        found = seen.find(END_OF_HEAD)
-        end = len(data) if found < 0 else found + len(END_OF_HEAD) - len(self._head_tail)
-        self._head_bytes += end
-        if self._head_bytes > MAX_HEAD_BYTES:
+        before, self._head = len(self._head), self._head + data
+        found = self._head.find(END_OF_HEAD, max(before + 1 - len(END_OF_HEAD), 0))
+        end = len(data) if found < 0 else found + len(END_OF_HEAD) - before
+        if before + end > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge(f"The request's line and headers are larger than {MAX_HEAD_BYTES} bytes."))
             return data
-        self._head_tail = seen[1 - len(END_OF_HEAD) :]
+        self._head = self._head[: before + end]
         try:
             with suppress(httptools.HttpParserUpgrade):
                 self.parser.feed_data(data[:end])
         except httptools.HttpParserError as exc:
             # a variable for the refusal would be a circle: its traceback leads to this frame
-            self._refuse(_refusal_of(exc, seen))
+            self._refuse(_refusal_of(exc, self._head))
         if not self._is_in_head:
+            self._head = b""
             self.state_timer.stop()
         elif begins and not self.is_ending:
             self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)

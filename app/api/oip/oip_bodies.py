@@ -78,10 +78,8 @@ class ParsedRequest(Struct, frozen=True, eq=False):
 
     request: inference.InferenceRequest
     id: str = ""
-    listed: Mapping[str, bool] | None = None
-    """The outputs for the caller, and whether as binary data; None for all that the model sends."""
-    all_binary: bool = False
-    """Whether those are binary data."""
+    listed: Mapping[str, bool] = {}
+    """The outputs for the caller, and whether as binary data."""
 
 
 def parse_request(body: memoryview, json_bytes: int, signature: Signature, version: str) -> ParsedRequest:
@@ -111,7 +109,7 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
         sent[known.name] = inference.RequestedOutput(known.name, wanted.classification)
         listed[known.name] = wanted.binary_data
     request = signature.request_of(tensors, version, parameters, sent.values())
-    return ParsedRequest(request, decoded.id or "", listed or None, all_binary)
+    return ParsedRequest(request, decoded.id or "", listed or dict.fromkeys(signature.outputs, all_binary))
 
 
 def parse_raw_request(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
@@ -139,7 +137,7 @@ def parse_raw_request(body: memoryview, signature: Signature, version: str) -> P
             raise InvalidInput("A raw request is accepted only if the model leaves at most one dimension open.")
         free = len(body) // (known * only.itemsize) if -1 in shape else 0
         tensor = only.of_bytes(body, tuple(free if dim == -1 else dim for dim in shape))
-    return ParsedRequest(signature.request_of([tensor], version, {}), all_binary=True)
+    return ParsedRequest(signature.request_of([tensor], version, {}), listed=dict.fromkeys(signature.outputs, True))
 
 
 def _decoded(text: memoryview) -> _Body:
@@ -208,10 +206,10 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: infer
     """Sends the response as JSON, followed by binary tensors if the caller requests them."""
     outputs, raws = list[dict[str, Any]](), list[inference.Buffer]()
     for tensor in response.outputs.values():
-        if parsed.listed is not None and tensor.name not in parsed.listed:
+        if (is_binary := parsed.listed.get(tensor.name)) is None:
             continue
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if parsed.all_binary if parsed.listed is None else parsed.listed[tensor.name]:
+        if is_binary:
             parts = inference.raw_parts(tensor)
             raws.append(parts[0] if len(parts) == 1 else b"".join(parts))
             described["parameters"] = {"binary_data_size": len(raws[-1])}

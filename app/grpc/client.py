@@ -5,7 +5,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from math import ceil
 from typing import Any, TypeVar
 
@@ -22,26 +21,24 @@ LONGEST_BACKOFF_S = 0.25
 AnyCall = TypeVar("AnyCall", Http2UnaryCall, Http2StreamCall)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    keep_alive: KeepAlive
-    max_message_bytes: int
-    tls: Callable[[], ssl.SSLContext] | None = None
-    """Creates the context of the next connection, which must offer ``h2`` by ALPN."""
-    authority: str = ""
-    """``host:port`` of the server, if the client connects to one of its addresses."""
-
-
 class Client:
     """Implements :class:`app.grpc.rpc.Transport`.
 
-    ``url``: ``host:port`` or ``unix:/path``. Nothing is sent before the first call.
+    ``url``: ``host:port`` or ``unix:/path``. Nothing is sent before the first call. ``tls`` creates the context of the
+    next connection, which must offer ``h2`` by ALPN. ``authority``: ``host:port`` of the server, if the client connects
+    to one of its addresses.
     """
 
-    def __init__(self, url: str, options: Options) -> None:
-        self._url = url
-        self._authority = "localhost" if url.startswith("unix:") else options.authority or url
-        self._options = options
+    def __init__(
+        self,
+        url: str,
+        keep_alive: KeepAlive,
+        max_message_bytes: int,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        authority: str = "",
+    ) -> None:
+        self._url, self._keep_alive, self._max_message_bytes, self._tls = url, keep_alive, max_message_bytes, tls
+        self._authority = "localhost" if url.startswith("unix:") else authority or url
         self._connection: Http2Connection | None = None
         """The newest connection, for new calls."""
         self._connections: set[Http2Connection] = set()
@@ -73,7 +70,7 @@ class Client:
         if block is None:  # the fields of a method are never indexed, so every block can use them
             headers = (
                 (":method", "POST"),
-                (":scheme", "http" if self._options.tls is None else "https"),
+                (":scheme", "http" if self._tls is None else "https"),
                 (":path", path),
                 (":authority", self._authority),
                 ("te", "trailers"),
@@ -86,7 +83,7 @@ class Client:
         block += b"%s%c%s" % (_TIMEOUT, len(timeout), timeout)
         for name, value in metadata:
             block += _literal(name.encode("ascii"), value.encode("ascii"))
-        call = kind(connection, self._options.max_message_bytes)
+        call = kind(connection, self._max_message_bytes)
         connection.start(call, block, message, timeout_s)
         return call
 
@@ -129,10 +126,10 @@ class Client:
 
     async def _opened(self) -> Http2Connection:
         """Opens a connection. Raises OSError."""
-        loop, tls = asyncio.get_running_loop(), self._options.tls and self._options.tls()
+        loop, tls = asyncio.get_running_loop(), self._tls and self._tls()
 
         def protocol() -> Http2Connection:
-            return Http2Connection(Session(), self._options.keep_alive)
+            return Http2Connection(Session(), self._keep_alive)
 
         if self._url.startswith("unix:"):
             _, connection = await loop.create_unix_connection(protocol, self._url.removeprefix("unix:"), ssl=tls)
@@ -144,7 +141,7 @@ class Client:
             )
             if (connected := transport.get_extra_info("socket")) is None:
                 raise ConnectionResetError("the connection was closed at once")
-            network_s = self._options.keep_alive.network_s
+            network_s = self._keep_alive.network_s
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ceil(network_s / 2))
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ceil(network_s / 4))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from app.grpc.client import Client, Options
+from app.grpc.client import Client
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import RpcError, Transport
 from app.shared_memory.leases import Ask, RegistryFailed
@@ -57,7 +57,7 @@ async def open_transport(
     pings = FAST_PINGS if fast_pings else SLOW_PINGS
     if kind == "asyncio":
         context = None if tls is None else tls.followed()
-        transport = Client(url, Options(pings, MAX_MESSAGE_BYTES, tls=context, authority=authority or url))
+        transport = Client(url, pings, MAX_MESSAGE_BYTES, context, authority or url)
     else:
         transport = GrpcioTransport(url, pings, MAX_MESSAGE_BYTES, tls, "" if authority == url else authority)
     if credentials.token_file is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from app.grpc import frames
 from app.grpc import http2_session as session
-from app.grpc.client import Client, Options
+from app.grpc.client import Client
 from app.grpc.connection import PREFIX, Http2Connection, Http2UnaryCall, KeepAlive
 from app.grpc.frames import Frame, frame_bytes
 from app.grpc.http2_session import FrameBuffer, Session
@@ -68,7 +68,7 @@ async def server(*talks: Talk) -> AsyncIterator[str]:
 
 
 def client(url: str, keep_alive: KeepAlive | None = None) -> Client:
-    return Client(url, Options(keep_alive or KeepAlive(300.0, 20.0), LIMIT))
+    return Client(url, keep_alive or KeepAlive(300.0, 20.0), LIMIT)
 
 
 async def called(opened: Client, timeout_s: float = 10.0) -> bytes:
@@ -280,7 +280,7 @@ async def test_the_deadline_can_pass_while_connecting() -> None:
         await asyncio.sleep(3600)
 
     async with server(silent) as url:
-        opened = Client(url, Options(KeepAlive(300.0, 20.0), LIMIT, tls=TlsFiles().followed()))
+        opened = Client(url, KeepAlive(300.0, 20.0), LIMIT, tls=TlsFiles().followed())
         error = await error_of(opened, timeout_s=0.05)
         assert (error.code, error.was_sent) == ("DEADLINE_EXCEEDED", False)
 

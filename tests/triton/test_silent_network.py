@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from app.grpc.client import Client, Options
+from app.grpc.client import Client
 from app.grpc.connection import KeepAlive
 from app.grpc.rpc import RpcError
 from app.triton.connect import MAX_MESSAGE_BYTES
@@ -49,7 +49,7 @@ def drop(port: int) -> None:
 async def measured_here(network_s: float, idle_s: float) -> dict[str, float]:
     """Returns the seconds and the failed calls until the first answer, behind dropped packets."""
     async with serving(Script()) as url:
-        transport = Client(url, Options(KeepAlive(300.0, 20.0, network_s=network_s), MAX_MESSAGE_BYTES))
+        transport = Client(url, KeepAlive(300.0, 20.0, network_s=network_s), MAX_MESSAGE_BYTES)
         await called(transport)
         drop(client_port(int(url.rpartition(":")[2])))
         await asyncio.sleep(idle_s)

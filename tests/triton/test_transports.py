@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.grpc.client import Client, Options
+from app.grpc.client import Client
 from app.grpc.rpc import LATER_S, STATUSES, RpcError, StreamCall, Transport
 from app.triton.cancellation import PacedCancels
 from app.triton.connect import MAX_MESSAGE_BYTES, SLOW_PINGS
@@ -108,7 +108,7 @@ async def serving(
 
 
 def by_asyncio(url: str) -> Transport:
-    return Client(url, Options(SLOW_PINGS, MAX_MESSAGE_BYTES))
+    return Client(url, SLOW_PINGS, MAX_MESSAGE_BYTES)
 
 
 def by_grpcio(url: str) -> Transport:

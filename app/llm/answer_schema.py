@@ -53,15 +53,14 @@ _REFUSED = frozenset(
 
 
 class AnswerSchema:
-    _validator: "Draft202012Validator | None" = None
+    validator: "Draft202012Validator | None" = None
+    """None if the answer only has to be an object."""
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
         """``schema``: None accepts any object.
 
         Raises ValueError with what is wrong with the schema. A schema needs the extra ``jsonschema-rs``.
         """
-        self.has_rules = schema is not None
-        """Whether the answer must fit a schema."""
         self._schema = schema or {}
         self._character_steps = 0
         if schema is None:
@@ -86,7 +85,7 @@ class AnswerSchema:
         for size, self._character_steps in _PATTERN_STEPS:
             options = RegexOptions(size_limit=size, dfa_size_limit=size)
             try:
-                self._validator = Draft202012Validator(
+                self.validator = Draft202012Validator(
                     own, pattern_options=options, validate_formats=False, offline=True
                 )
             except ValidationError as exc:
@@ -103,13 +102,13 @@ class AnswerSchema:
             value = msgspec.json.decode(text)
         except (ValueError, RecursionError):
             return "is not JSON"
-        if self._validator is None:
+        if self.validator is None:
             return None if isinstance(value, dict) else "is not an object"
         try:
             steps = _Steps(self._schema, self._character_steps).count(self._schema, [value])
-            if self._validator.is_valid(value):
+            if self.validator.is_valid(value):
                 return None
-            error = next(self._validator.iter_errors(value)) if steps <= _MAX_EXPLAINED_STEPS else None
+            error = next(self.validator.iter_errors(value)) if steps <= _MAX_EXPLAINED_STEPS else None
         except (ValueError, RecursionError):  # too many steps, or the value is nested too deeply
             return TOO_LARGE
         problem = "does not fit the schema"

@@ -281,8 +281,6 @@ class ToolUse:
     """The request names the function."""
     is_parallel: bool = True
     """If not, calls after the first are left out."""
-    has_short_ids: bool = False
-    """Whether the ids of calls are as Mistral's templates want them."""
 
 
 NO_TOOLS = ToolUse()
@@ -331,7 +329,6 @@ def take_tools(members: Members, form: TextForm) -> ToolUse:
         is_required=mode == "required",
         is_named=isinstance(choice, _NamedChoice),
         is_parallel=is_parallel,
-        has_short_ids=form.tools == "mistral",
     )
 
 

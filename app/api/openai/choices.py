@@ -165,7 +165,7 @@ class Choice(ABC):
     def ends_slowly(self) -> bool:
         options = self._options
         counts = options.counter is not None or options.reasoning_counter is not None
-        checks = options.schema is not None and (options.schema.has_rules or self._read_length > _LONG_TEXT)
+        checks = options.schema is not None and (options.schema.validator is not None or self._read_length > _LONG_TEXT)
         return checks or (counts and self._read_length > COUNTED_AT_ONCE)
 
     @property
@@ -297,7 +297,8 @@ class Choice(ABC):
             elif part.kind == "call":
                 self._arguments.append([])
                 if len(self._arguments) == 1 or tools.is_parallel:
-                    id_ = secrets.token_hex(5)[:9] if tools.has_short_ids else f"call_{secrets.token_hex(12)}"
+                    is_short = self._form.tools == "mistral"  # as its templates want ids
+                    id_ = secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
                     index = {"index": len(self._arguments) - 1} if self._options.stream else {}
                     function = {"name": part.text, "arguments": []}
                     self._calls.append({**index, "id": id_, "type": "function", "function": function})

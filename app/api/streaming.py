@@ -64,10 +64,29 @@ StreamEvicted or UpstreamUnavailable ends the answer without a terminal event: t
 """
 
 
-class StreamResponse(Response):
-    """``on_left`` is called if the client disconnects or does not read; ``closing`` is awaited at the end.
+async def _nothing() -> None: ...
 
-    A dialect with a different event format has its own subclass.
+
+class Reply(Struct, eq=False):
+    """The events for one client. ``opening``: the first ones, if they are there already.
+
+    ``end``: is called if the client disconnects or does not read. ``ended``: waits for the end of what writes them.
+    Both have defaults for events that nothing writes any more.
+    """
+
+    events: Events
+    opening: Sequence[Event] = ()
+    end: Callable[[errors.GatewayError], None] = lambda _cause: None
+    ended: Callable[[], Awaitable[None]] = _nothing
+
+    @classmethod
+    def of(cls, stream: Stream, opening: Sequence[Event]) -> Self:
+        """Of a stream that ends with its request."""
+        return cls(stream.log, opening, stream.end, stream.ended)
+
+
+class StreamResponse(Response):
+    """A dialect with a different event format has its own subclass.
 
     Differs from sse-starlette's response (decision 6): one task per stream, all available events in one send, and a
     limit for clients that do not read. The drain ends streams with their terminal event, not with a signal.
@@ -78,32 +97,12 @@ class StreamResponse(Response):
     preamble = b""
     """Sent before the first event."""
 
-    def __init__(
-        self,
-        events: Events,
-        limits: Limits,
-        *,
-        opening: Sequence[Event] = (),
-        on_left: Callable[[errors.GatewayError], None],
-        closing: Callable[[], Awaitable[None]],
-    ) -> None:
-        """``opening``: the first events, if they are there already."""
+    def __init__(self, reply: Reply, limits: Limits) -> None:
         super().__init__(headers=HEADERS, media_type=MEDIA_TYPE)
         del self.headers["content-length"]
         self.after = 0
         """The id of the last event that the client has received."""
-        self._events = events
-        self._has_ended = False
-        self._opening = opening
-        self._ping_s = limits.ping_s
-        self._send_s = limits.send_s
-        self._on_left = on_left
-        self._closing = closing
-
-    @classmethod
-    def of(cls, stream: Stream, opening: Sequence[Event], limits: Limits) -> Self:
-        """The response of a stream that ends with its request. ``opening``: its first events."""
-        return cls(stream.log, limits, opening=opening, on_left=stream.end, closing=stream.ended)
+        self._reply, self._limits, self._has_ended = reply, limits, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
@@ -112,7 +111,7 @@ class StreamResponse(Response):
             with exchange.cancelled_on_disconnect():
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 exchange.forget_request()
-                opening, self._opening = self._opening, ()
+                opening, self._reply.opening = self._reply.opening, ()
                 await self._deliver(self.preamble + self._frames_of(opening) or self.ping)
                 del opening  # is not kept
                 try:
@@ -125,9 +124,9 @@ class StreamResponse(Response):
                     exchange.connection.end_after_answer()
                 await self._deliver(b"", more_body=False)
         except errors.ClientClosedRequest as exc:
-            self._on_left(exc)
+            self._reply.end(exc)
         finally:
-            await self._closing()
+            await self._reply.ended()
 
     @staticmethod
     def frame_of(event: Event) -> bytes:
@@ -143,9 +142,9 @@ class StreamResponse(Response):
         """Sends the events up to the terminal event, and heartbeats while the stream is idle."""
         while not self._has_ended:
             try:
-                async with IdleTimeout(self._ping_s) as silence:
+                async with IdleTimeout(self._limits.ping_s) as silence:
                     while not self._has_ended:
-                        body = self._frames_of(await self._events.read(self.after))
+                        body = self._frames_of(await self._reply.events.read(self.after))
                         silence.pause()
                         await self._deliver(body)
                         del body  # otherwise it stays in memory until the next event
@@ -165,12 +164,12 @@ class StreamResponse(Response):
         No progress: no byte was sent for `send_s`, or for STALL_S while the stream waits for this client.
         """
         message = {"type": "http.response.body", "body": body, "more_body": more_body}
-        connection, send_s, still_s = self._connection, self._send_s, 0.0
+        connection, send_s, still_s = self._connection, self._limits.send_s, 0.0
         if not connection.unsent_bytes:  # then the connection accepts the message at once
             await self._send(message)
             return
         step_s = min(STALL_S, send_s)
-        while still_s < (step_s if self._events.is_full else send_s):
+        while still_s < (step_s if self._reply.events.is_full else send_s):
             before = connection.unsent_bytes
             try:
                 async with asyncio.timeout(step_s):
@@ -178,7 +177,7 @@ class StreamResponse(Response):
                     return
             except TimeoutError:
                 still_s = 0.0 if connection.unsent_bytes < before else still_s + step_s
-        self._on_left(errors.SlowConsumer("The client did not read the stream."))
+        self._reply.end(errors.SlowConsumer("The client did not read the stream."))
         try:
             async with asyncio.timeout(send_s):
                 await self._send(message)
@@ -254,21 +253,6 @@ def handshake(exchange: Exchange, max_bytes: int) -> tuple[ServerProtocol, list[
 class RequestReason(Reason):
     UNAUTHENTICATED = "unauthenticated", 1008
     FORBIDDEN = "forbidden", 1008
-
-
-async def _nothing() -> None: ...
-
-
-class Reply(Struct, frozen=True, eq=False):
-    """The answer to one message. ``opening``: its first events; ``end``: stops it; ``ended``: waits for its end.
-
-    ``end`` and ``ended`` have defaults for a reply whose ``opening`` has all events.
-    """
-
-    events: Events
-    opening: Sequence[Event]
-    end: Callable[[errors.GatewayError], None] = lambda _cause: None
-    ended: Callable[[], Awaitable[None]] = _nothing
 
 
 class MessageHandler:

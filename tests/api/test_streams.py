@@ -14,7 +14,7 @@ from sse_starlette import ServerSentEvent
 from sse_starlette.sse import AppStatus
 
 from app.api.bodies import Limits
-from app.api.streaming import PING, RETRY, StreamResponse
+from app.api.streaming import PING, RETRY, Reply, StreamResponse
 from app.core.errors import GatewayError, TooManyRequests
 from app.routes import create_app
 from app.streams.store import MemoryStore
@@ -146,7 +146,7 @@ class Client:
         self.sent.append(message)
 
     async def ask(self, log: LiveLog, limits: Limits) -> None:
-        response = StreamResponse(log, limits, on_left=self.left.append, closing=AsyncMock())
+        response = StreamResponse(Reply(log, end=self.left.append), limits)
         exchange = exchange_with([("x", "y")], connection=self.connection, send=self.send)
         await response(exchange.scope, nothing, exchange.send)
         assert exchange.header(b"x") is None

@@ -31,7 +31,7 @@ from app.api.oip.oip_bodies import (
     send_answer,
 )
 from app.api.oip.signature import Signature
-from app.api.streaming import StreamResponse
+from app.api.streaming import Reply, StreamResponse
 from app.core import errors
 from app.core.answer import Answer, Values
 from app.core.engine import Document
@@ -188,11 +188,11 @@ class OipEndpoints:
         exchange.record.triton_request_id = request.request_id  # is logged even if the request gets no slot
         with exchange.cancelled_on_disconnect():
             try:
-                stream, opening = await self._inference.open_stream(call)
+                opened = await self._inference.open_stream(call)
             except errors.GatewayError as exc:
                 self._explain(exc, request)
                 raise
-        return _Generation.of(stream, opening, self._limits)
+        return _Generation(Reply.of(*opened), self._limits)
 
     async def _generation(
         self, exchange: Exchange, found: Found, transport: str

@@ -32,6 +32,7 @@ from app.api.openai.requests import (
     required,
     take,
 )
+from app.api.streaming import Reply
 from app.core.errors import DeadlineExceeded, FieldProblem
 from app.core.inference import InferenceRequest, new_request_id
 from app.llm.tokenizer import COUNTED_AT_ONCE
@@ -116,7 +117,7 @@ class TextRoute(Door[TextForm], ABC):
             exchange.record.transport = "stream"
             with exchange.cancelled_on_disconnect():
                 opened = await self.inference.open_stream(call)
-            return ChunkResponse.of(*opened, self.limits)
+            return ChunkResponse(Reply.of(*opened), self.limits)
         with exchange.cancelled_on_disconnect():
             ending = await self.inference.answer(call)
         await exchange.send_json(ending.outputs[0])

@@ -105,7 +105,7 @@ class PipelineEndpoints:
         call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=False)
         with exchange.cancelled_on_disconnect():
             opened = await self.inference.open_stream(call)
-        return StreamResponse.of(*opened, self.limits)
+        return StreamResponse(Reply.of(*opened), self.limits)
 
     async def start_stream(self, exchange: Exchange, _found: Found) -> Response:
         """Start a stream that can be resumed.
@@ -167,7 +167,7 @@ class PipelineEndpoints:
         reader = await store.reader(found["id"], after)
         if reader is None:
             return Response(status_code=204)
-        response = ResumedResponse(reader, self.limits, on_left=lambda _: None, closing=reader.close)
+        response = ResumedResponse(Reply(reader, ended=reader.close), self.limits)
         response.after = after
         if exchange.scope["method"] == "HEAD":
             await reader.close()
@@ -264,8 +264,7 @@ class PipelineMessageHandler(MessageHandler):
         request = await read_message(exchange, pipeline, message, call.deadline)
         is_whole = streams is None and pipeline.batch is None
         call.requests, call.answer = [request], answer_of(pipeline, request, is_whole=is_whole)
-        stream, opening = await inference.open_stream(call)
-        return Reply(stream.log, opening, stream.end, stream.ended)
+        return Reply.of(*await inference.open_stream(call))
 
 
 def _members_of(body: memoryview) -> tuple[str, memoryview]:

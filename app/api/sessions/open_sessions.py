@@ -330,8 +330,6 @@ class StepRequest(Struct, eq=False):
     waiting: AbstractContextManager[None] = nullcontext()
     log: LeavableLog = msgspec.field(default_factory=LeavableLog)
     """The events of a streamed step."""
-    opening: Sequence[Event] = ()
-    """The first events; none if the model is silent for ``commit_s``."""
     begun_as: int = 0
     """The number of a streamed step."""
 
@@ -350,7 +348,7 @@ class StepRequest(Struct, eq=False):
         self.record.exit_early(answer.early_exit)
         return answer
 
-    async def stream(self) -> None:
+    async def stream(self) -> Reply:
         """Begins a step whose answer is a stream. Its caller may leave; the step runs to its end.
 
         Raises InvalidRequest if the pipeline does not stream.
@@ -360,11 +358,12 @@ class StepRequest(Struct, eq=False):
         deadline = self.exchange.deadline(min(timeout_s, session.terms.reach_s))
         request, begun = (await self.read(deadline)).owned(), loop.create_future()
         call = self._call(request, StepCollector(session, request))  # forgets the inputs when they are sent
+        reply = Reply(self.log, end=self.leave, ended=self.left)
 
         async def run() -> WholeAnswer:
             """Returns when the model has sent its last response."""
             self.begun_as, call.deadline = session.steps + 1, Deadline.after(session.terms.triton_idle_s)
-            stream, self.opening = await self.inference.open_stream(call, self.log)
+            stream, reply.opening = await self.inference.open_stream(call, self.log)
             late = errors.DeadlineExceeded(
                 "The deadline passed. The step runs to its end, and its outputs are dropped."
             )
@@ -384,6 +383,7 @@ class StepRequest(Struct, eq=False):
         except BaseException:
             self.log.append(Event(self.log.last_id + 1, "error", b"{}"))  # ends the log; it has no readers
             raise
+        return reply
 
     def leave(self, cause: errors.GatewayError) -> None:
         """Ends the events with an error; the step goes on. No-op if the events have ended."""
@@ -440,8 +440,7 @@ class StepHandler(MessageHandler):
 
         step = StepRequest(self.inference, exchange, record, self.session, read)
         if pipeline.spec.stream is not None:
-            await step.stream()
-            return Reply(step.log, step.opening, step.leave, step.left)
+            return await step.stream()
         answer = await step.answer()
         done: Done = {
             "reason": "complete" if answer.early_exit is None else "early_exit",

@@ -143,9 +143,7 @@ class Sessions(Layer):
         The step runs to its end, also if the client leaves. A repeated step is 409.
         """
         step = self._step_of(exchange, found["id"], "stream")
-        await step.stream()
-        opening, left = step.opening, step.left
-        response = StreamResponse(step.log, self._limits, opening=opening, on_left=step.leave, closing=left)
+        response = StreamResponse(await step.stream(), self._limits)
         response.raw_headers = [*response.raw_headers, (STEP, b"%d" % step.begun_as)]
         return response
 

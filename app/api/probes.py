@@ -4,10 +4,10 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import httpx
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct, to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.responses import Response
@@ -53,16 +53,6 @@ class Readiness(Struct, kw_only=True):
     state_detail: Mapping[str, str]
 
 
-class AdminReadiness(Readiness, kw_only=True):
-    """The members beyond those of the main port: with several Tritons, and with several workers."""
-
-    tritons: Mapping[str, str] | UnsetType = UNSET
-    """Maps the address of each Triton to its state."""
-    missing_at: Mapping[str, Mapping[str, str]] | UnsetType = UNSET
-    """Maps each pipeline that not every Triton serves to the addresses that are not called, with the reasons."""
-    workers: Mapping[str, str] | UnsetType = UNSET
-
-
 @dataclass(frozen=True, slots=True)
 class Probes:
     """``triton_is_stuck``: whether Triton is live but needs a restart to answer; used on the admin port only.
@@ -98,17 +88,19 @@ class Probes:
                 key = None
             entries = {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
         is_ready = catalog.is_ready and not is_draining and (processes is None or processes.is_ready)
-        readiness = AdminReadiness(
+        readiness = Readiness(
             status="ready" if is_ready else "draining" if is_draining else "not_ready",
             triton="up" if catalog.triton_is_up else "down",
             pipelines={name: entry.state for name, entry in entries.items()},
             state_detail={name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
-            workers=UNSET if processes is None else processes.states,
         )
+        members: dict[str, Any] = to_builtins(readiness)  # the admin port has further ones
+        if processes is not None:
+            members["workers"] = processes.states
         if self.triton_is_stuck is not None and (states := catalog.engine.states()):
             absences = {name: catalog.absences(entry.spec) for name, entry in catalog.entries.items()}
-            readiness.tritons, readiness.missing_at = states, {name: each for name, each in absences.items() if each}
-        return JsonResponse(readiness, 200 if is_ready else 503)
+            members |= {"tritons": states, "missing_at": {name: each for name, each in absences.items() if each}}
+        return JsonResponse(members, 200 if is_ready else 503)
 
     async def triton(self, _exchange: Exchange, _found: Found) -> Response:
         """503 only while Triton is live, but all models or one model answer only after a restart of Triton."""

@@ -85,8 +85,7 @@ class PipelineEndpoints:
             return
 
         async def run() -> WholeAnswer:
-            ending = await self.inference.answer(call)
-            return WholeAnswer(await body_of_values(values_of(pipeline, ending)), ending.early_exit)
+            return await whole_answer_of(pipeline, await self.inference.answer(call))
 
         answer = await once.answer(pipeline.name, call.requests[0], call.deadline, run)
         exchange.record.exit_early(answer.early_exit)
@@ -371,6 +370,8 @@ def values_of(pipeline: Pipeline, ending: Ending) -> Mapping[str, Any]:
     return {**values, "early_exit": ending.shown_exit} if pipeline.may_exit else values
 
 
-async def body_of_values(values: Mapping[str, Any]) -> bytes:
-    """The JSON of the values; the event loop runs in between if they are large."""
-    return b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
+async def whole_answer_of(pipeline: Pipeline, ending: Ending) -> WholeAnswer:
+    """The event loop runs in between if the values are large."""
+    values = values_of(pipeline, ending)
+    body = b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
+    return WholeAnswer(body, ending.early_exit)

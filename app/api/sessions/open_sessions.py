@@ -27,7 +27,7 @@ from app.api.call import Inference, InferenceCall
 from app.api.endpoint import Endpoint
 from app.api.error_table import problem_of
 from app.api.exchange import Exchange
-from app.api.pipelines.pipeline_endpoints import body_of_values, read_message, values_of
+from app.api.pipelines.pipeline_endpoints import read_message, whole_answer_of
 from app.api.streaming import MessageHandler, Reply
 from app.core import errors
 from app.core.aio import BackgroundTasks
@@ -340,8 +340,8 @@ class StepRequest(Struct, eq=False):
         request = (await self.read(deadline)).owned()
 
         async def run() -> WholeAnswer:
-            ending = await self.inference.answer(self._call(request, Collector(pipeline, request, is_whole=True)))
-            return WholeAnswer(await body_of_values(values_of(pipeline, ending)), ending.early_exit)
+            call = self._call(request, Collector(pipeline, request, is_whole=True))
+            return await whole_answer_of(pipeline, await self.inference.answer(call))
 
         with self.waiting:
             answer = await session.step(run, deadline, self.number, is_last=self.is_last)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.middleware import Middleware
 from starlette.responses import RedirectResponse, Response
@@ -37,7 +38,7 @@ from app.api.openapi import (
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
-from app.api.probes import Liveness, MetricsPages, Probes, Processes, Readiness
+from app.api.probes import Liveness, Probes, Processes, Readiness, metrics_at
 from app.api.streaming import TRANSPORT as WEBSOCKET
 from app.check import live_findings
 from app.core.errors import UpstreamUnavailable
@@ -95,6 +96,13 @@ class Gateway:
     def metrics_page(self) -> Collector:
         return self.page or self.inference.metrics.registry
 
+    async def metrics(self, _exchange: Exchange, _found: Found) -> Response:
+        self.show_load()
+        return Response(generate_latest(self.metrics_page), media_type=CONTENT_TYPE_LATEST)
+
+    async def triton_metrics(self, _exchange: Exchange, _found: Found) -> Response:
+        return await metrics_at(self.triton_metrics_url, self.triton_metrics_tls)
+
     async def statistics(self) -> Statistics:
         self.show_load()
         return statistics_of(self.metrics_page)
@@ -139,13 +147,11 @@ def create_admin_app(gateway: Gateway, *, api_port: int, processes: Processes | 
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     inference = gateway.inference
     probes = Probes(inference.catalog, inference.workload, lambda: needs_restart(gateway.health), processes)
-    url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
-    metrics = MetricsPages(gateway.metrics_page, gateway.show_load, url, tls)
     endpoints = [
         *health(probes).endpoints,
         get("/health/triton", probes.triton),
-        get("/metrics", metrics.gateway_metrics),
-        get("/metrics/triton", metrics.triton_metrics),
+        get("/metrics", gateway.metrics),
+        get("/metrics/triton", gateway.triton_metrics),
         *(endpoint for layer in gateway.layers for endpoint in layer.admin_endpoints),
     ]
     routes = [each.route() for each in endpoints]

@@ -8,8 +8,6 @@ from typing import Any, Literal, Protocol
 
 import httpx
 from msgspec import Struct, to_builtins
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from app.admission.keys import FollowedKeys
@@ -109,31 +107,16 @@ class Probes:
         return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsPages:
-    """``prepare`` is called before the page is made. ``triton_metrics_url``: Triton's own page, or None.
-
-    ``tls``: for an https address.
-    """
-
-    page: Collector
-    prepare: Callable[[], None]
-    triton_metrics_url: str | None
-    tls: ssl.SSLContext | None = None
-
-    async def gateway_metrics(self, _exchange: Exchange, _found: Found) -> Response:
-        self.prepare()
-        return Response(generate_latest(self.page), media_type=CONTENT_TYPE_LATEST)
-
-    async def triton_metrics(self, _exchange: Exchange, _found: Found) -> Response:
-        if self.triton_metrics_url is None:
-            raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")
-        try:
-            async with httpx.AsyncClient(verify=self.tls or _TLS, timeout=RELAY_TIMEOUT_S) as client:
-                answer = await client.get(self.triton_metrics_url)
-        except httpx.HTTPError as exc:
-            raise UpstreamUnavailable("Triton's metrics cannot be reached.") from exc
-        return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+async def metrics_at(url: str | None, tls: ssl.SSLContext | None) -> Response:
+    """Triton's own page. ``tls``: for an https address. Raises NotFound or UpstreamUnavailable."""
+    if url is None:
+        raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")
+    try:
+        async with httpx.AsyncClient(verify=tls or _TLS, timeout=RELAY_TIMEOUT_S) as client:
+            answer = await client.get(url)
+    except httpx.HTTPError as exc:
+        raise UpstreamUnavailable("Triton's metrics cannot be reached.") from exc
+    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
 
 
 async def forward_spans(url: str, body: bytes, headers: Mapping[str, str]) -> None:

@@ -1,7 +1,6 @@
 """Every address of the gateway, what answers there, and the applications of the main and the admin port."""
 
 import os
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from app.admission.keys import FollowedKeys
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
-from app.api.endpoint import Application, BrowserRules, Cors, Endpoint, EndpointGroup, Found, Layer
+from app.api.endpoint import Answering, Application, BrowserRules, Cors, Endpoint, EndpointGroup, Found, Layer
 from app.api.exchange import ByteBudget, Exchange, JsonResponse
 from app.api.oip import oip_operations as of_oip
 from app.api.oip.oip_endpoints import OipEndpoints, error_response, generate_error_response, stream_error_response
@@ -38,7 +37,7 @@ from app.api.openapi import (
 from app.api.pipelines import pipeline_operations as of_pipelines
 from app.api.pipelines.catalog_endpoints import CatalogEndpoints, FindingList, PipelineList
 from app.api.pipelines.pipeline_endpoints import PipelineEndpoints
-from app.api.probes import Liveness, Probes, Processes, Readiness, metrics_at
+from app.api.probes import Liveness, Probes, Processes, Readiness, triton_metrics
 from app.api.streaming import TRANSPORT as WEBSOCKET
 from app.check import live_findings
 from app.core.errors import UpstreamUnavailable
@@ -70,8 +69,7 @@ class Gateway:
     limits: Limits
     tensor_memory: TensorMemory | None = None
     """Shared with Triton; None without shared memory."""
-    triton_metrics_url: str | None = None
-    triton_metrics_tls: ssl.SSLContext | None = None
+    triton_metrics: Answering = triton_metrics
     health: Mapping[str, TritonHealth] = field(default_factory=dict)
     """By address."""
     keys: FollowedKeys | None = None
@@ -99,9 +97,6 @@ class Gateway:
     async def metrics(self, _exchange: Exchange, _found: Found) -> Response:
         self.show_load()
         return Response(generate_latest(self.metrics_page), media_type=CONTENT_TYPE_LATEST)
-
-    async def triton_metrics(self, _exchange: Exchange, _found: Found) -> Response:
-        return await metrics_at(self.triton_metrics_url, self.triton_metrics_tls)
 
     async def statistics(self) -> Statistics:
         self.show_load()

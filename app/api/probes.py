@@ -107,7 +107,9 @@ class Probes:
         return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)
 
 
-async def metrics_at(url: str | None, tls: ssl.SSLContext | None) -> Response:
+async def triton_metrics(
+    _exchange: Exchange, _found: Found, url: str | None = None, tls: ssl.SSLContext | None = None
+) -> Response:
     """Triton's own page. ``tls``: for an https address. Raises NotFound or UpstreamUnavailable."""
     if url is None:
         raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")

@@ -23,6 +23,7 @@ from app.api.downloads import ImageDownloads
 from app.api.endpoint import BrowserRules, Layer, host_of
 from app.api.explain.explanations import Explanations
 from app.api.idempotency.idempotency_layer import Idempotency
+from app.api.probes import triton_metrics
 from app.api.sessions.session_layer import Sessions
 from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
@@ -192,7 +193,8 @@ async def open_gateway(
             ping_s=settings.ping_s,
             send_s=settings.send_timeout_s,
         )
-        layers = layers_of(settings, inference, limits, triton.share)
+        layers, files = layers_of(settings, inference, limits, triton.share), credentials_of(settings).tls
+        tls = None if files is None else files.context("http/1.1")
         inference.admitted = [layer.admitted for layer in layers if layer.admitted is not None]
         async with (
             supervisor.running("catalog refresh", refresh.run()),
@@ -203,8 +205,7 @@ async def open_gateway(
                 store,
                 limits,
                 None if servers.shared_memory is None else servers.shared_memory.bodies,
-                triton.metrics_url,
-                None if (tls := credentials_of(settings).tls) is None else tls.context("http/1.1"),
+                functools.partial(triton_metrics, url=triton.metrics_url, tls=tls),
                 servers.health,
                 keys,
                 layers,

@@ -207,12 +207,8 @@ class RepositoryModel:
     """Why the configuration cannot be read, with its path; empty if it can."""
     backend: str = ""
     """The backend that Triton takes, by the configuration or the model file's name; empty if unknown."""
-    refusals: tuple[Finding, ...] = ()
-    """Why Triton refuses to load it."""
-    lacks: tuple[str, ...] = ()
-    """The version folders without the script that the Python backend needs, as paths of that script."""
-    mistakes: tuple[str, ...] = ()
-    """Scripts that cannot be read or parsed: path, line and reason."""
+    findings: tuple[Finding, ...] = ()
+    """Why Triton refuses to load it, and what is wrong with its scripts."""
     sends_errors: bool = False
     """Whether a script makes a ``TritonError``, or raises in ``execute``."""
 

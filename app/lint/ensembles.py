@@ -29,7 +29,7 @@ def findings_of_ensembles(
         # a step's map that lost entries would lead to other findings
         if model.config.is_ensemble
         and model.folder in readable
-        and all(each.code != "duplicate-key" for each in model.refusals)
+        and all(each.code != "duplicate-key" for each in model.findings)
     ]
     decoupled = decoupled_models(models)
     yield from _model_cycles(repository)

@@ -75,14 +75,10 @@ def _of_folder(model: RepositoryModel) -> Iterator[Finding]:
     elif model.config.name != name:
         text = f"the folder is '{name}' but config.pbtxt has name: '{model.config.name}'"
         yield Finding("folder-name", text, name)
-    yield from model.refusals
-    if model.versions:
-        if model.backend and backend not in BACKENDS:
-            text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"
-            yield Finding("unknown-backend", text + nearest(backend, BACKENDS), name)
-        text = "does not exist: the Python backend needs this script in each version"
-        yield from (Finding("missing-script", f"{path} {text}", name) for path in model.lacks)
-        yield from (Finding("script-syntax", mistake, name) for mistake in model.mistakes)
+    yield from model.findings
+    if model.versions and model.backend and backend not in BACKENDS:
+        text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"
+        yield Finding("unknown-backend", text + nearest(backend, BACKENDS), name)
     if backend == "vllm" and model.config.parameter(HEALTH_CHECK).lower() != "true":
         text = f"a dead engine stays ready in Triton: set the parameter {HEALTH_CHECK} to true"
         yield Finding("no-health-check", text, name)

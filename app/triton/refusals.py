@@ -310,6 +310,7 @@ def _with_entries() -> type[Message]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))
 
 
+_NO_SCRIPT = "does not exist: the Python backend needs this script in each version"
 RULES = (
     ("", _repeats),
     ("folder-name", unusable_names),
@@ -323,6 +324,8 @@ RULES = (
     ("invalid-ensemble", _ensembles),
     ("invalid-setting", _settings),
     ("invalid-warmup", _warmups),
+    ("missing-script", lambda model: (f"{path} {_NO_SCRIPT}" for path in model.missing_scripts)),
+    ("script-syntax", lambda model: model.scripts.mistakes if model.loaded else ()),
 )
 
 

@@ -113,9 +113,7 @@ def _read_model(folder: ModelFolder) -> RepositoryModel:
             folder.loaded,
             frozenset(config.names_in("bls_calls")) | folder.scripts.calls,
             backend=folder.backend,
-            refusals=tuple(refusals(folder)),
-            lacks=tuple(map(str, folder.missing_scripts)),
-            mistakes=tuple(folder.scripts.mistakes),
+            findings=tuple(refusals(folder)),
             sends_errors=folder.scripts.sends_errors,
         )
     except OSError as exc:

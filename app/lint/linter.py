@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from app.codecs.kinds import shape_text
 from app.config.document import Location
 from app.config.mismatch import PipelineMismatch
@@ -62,7 +64,7 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
         faults, spec = [*given.findings(pipeline, found, readable)], with_recognized_preset(given, found)
         if spec.preset is not None and not is_auto_completed(found):
             faults += _of_preset(spec, found, is_decoupled=spec.model in decoupled)
-        yield from (Finding(code, text, spec.model, pipeline=pipeline) for code, text in faults)
+        yield from (replace(each, model=spec.model, pipeline=pipeline) for each in faults)
     if file is not None:
         yield from _file_faults(file, readable, models.keys() - readable.keys())
 
@@ -101,8 +103,7 @@ def _of_folder(model: RepositoryModel) -> Iterator[Finding]:
             yield Finding("excessive-size", text, name, tensor=spec.name)
 
 
-def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -> Iterator[tuple[str, str]]:
-    """Yields the code and the text of each finding."""
+def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -> Iterator[Finding]:
     assert spec.preset is not None
     (tensors, fields), other = left_out(spec, config), recognized(config)
     if tensors:
@@ -111,18 +112,18 @@ def _of_preset(spec: PipelineSpec, config: ModelConfig, *, is_decoupled: bool) -
         text = f"the preset {spec.preset} uses {named}, which the model does not have"
         text += f": the pipeline has no {', '.join(fields)}" if fields else ""
         text += f"; the model has the tensors of the preset {other}" if other not in (None, spec.preset) else ""
-        yield "preset-mismatch", text
+        yield Finding("preset-mismatch", text)
     if spec.stream is None:
         return
     parameter = preset_of(spec.preset).accumulates_if
     if not is_decoupled:
         where = "model.yaml" if spec.preset == "tensorrt_llm_api" else "config.pbtxt"
         text = f"the model is not decoupled, so a stream has one output: write `decoupled: true` in {where}"
-        yield "not-decoupled", text
+        yield Finding("not-decoupled", text)
     elif parameter and not any(each.accumulates for each in (resolved(spec, config).outputs or {}).values()):
         remedy = "use tensorrt_llm_bls with" if config.is_ensemble else "set"
         text = f"each token becomes a text of its own, which splits characters: {remedy} {parameter}: true"
-        yield "split-characters", text
+        yield Finding("split-characters", text)
 
 
 def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from app.config.mismatch import PipelineMismatch
 from app.core.engine import PipelineLayer
 from app.core.errors import FailureCode, InvalidRequest
 from app.core.inference import BYTES
-from app.core.model import ModelConfig, ModelKey, OwnIds, TensorSpec, reached, sequence_ids_of
+from app.core.model import Finding, ModelConfig, ModelKey, OwnIds, TensorSpec, reached, sequence_ids_of
 from app.core.text import nearest
 from app.pipelines.llm_spec import ChatSpec, OpenAISpec, PresetName, with_preset
 from app.sessions.session import SessionSpec, missing_fault, own_ids_of, stateful_models
@@ -429,10 +429,8 @@ class PipelineSpec(Section):
         stateful = frozenset(each.name for each in stateful_models(config, models))
         return own_ids_of(sequence_ids_of(config, models)), stateful
 
-    def findings(
-        self, name: str | None, config: ModelConfig, models: Mapping[str, ModelConfig]
-    ) -> Iterator[tuple[str, str]]:
-        """Code and text of the linter's findings about the layers. ``name``: None without gateway.yaml."""
+    def findings(self, name: str | None, config: ModelConfig, models: Mapping[str, ModelConfig]) -> Iterator[Finding]:
+        """The linter's findings about the layers. ``name``: None without gateway.yaml."""
         if self.session is None:
             return missing_fault(config, models)
         limits = {"timeout_s": self.timeout_s or 0.0}

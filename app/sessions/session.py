@@ -23,7 +23,7 @@ from app.core.answer import WholeAnswer
 from app.core.engine import PipelineLayer
 from app.core.errors import ClientError, DeadlineExceeded, GatewayError, Outcome, Rejected, Unavailable
 from app.core.inference import BYTES, Deadline, InferenceRequest, OpenSequence, Parameter
-from app.core.model import ModelConfig, OwnIds, SequenceBatching, SequenceIds, reached, sequence_ids_of
+from app.core.model import Finding, ModelConfig, OwnIds, SequenceBatching, SequenceIds, reached, sequence_ids_of
 
 OWN_TEXT = "triton-gateway-session-"
 OWN_NUMBERS = range(2**62, 2**63)
@@ -76,8 +76,8 @@ class SessionSpec(Section):
         *,
         limits: Mapping[str, float],
         may_exit: bool,
-    ) -> Iterator[tuple[str, str]]:
-        """Code and text of each finding. ``limits``: declared times by key. ``may_exit``: whether it exits early."""
+    ) -> Iterator[Finding]:
+        """``limits``: declared times by key. ``may_exit``: whether it exits early."""
         stateful, start = stateful_models(config, models), f"pipeline '{pipeline}': "
         for model in stateful:
             sequence = model.sequence or SequenceBatching()
@@ -85,22 +85,22 @@ class SessionSpec(Section):
             declared = {"session.idle_s": self.idle_s, **limits}
             longer = " and ".join(f"`{key}` is {value:g} s" for key, value in declared.items() if value > longest_s)
             if longer:
-                yield (
+                yield Finding(
                     "session-idle",
                     f"{start}{longer}, but Triton forgets a sequence of {name} {sequence.idle_s:g} s after its last "
                     f"request was queued: a step and the pause after it end after {longest_s:g} s",
                 )
             if self.max_open is not None and self.max_open > model.sequence_slots:
-                yield (
+                yield Finding(
                     "session-places",
                     f"{start}`session.max_open` is {self.max_open}, but {name} runs {model.sequence_slots} sequences "
                     "at a time: no more sessions are opened",
                 )
             if not sequence.knows_starts:
                 text = f"{name} has no CONTROL_SEQUENCE_START and no `state`: it cannot tell where a sequence begins"
-                yield "session-state", start + text
+                yield Finding("session-state", start + text)
             if sequence.id_datatype == BYTES and not sequence.candidates and model.max_batch_size > 1:
-                yield (
+                yield Finding(
                     "session-state",
                     f"{start}{name} gets its sequence id as a text, with the direct scheduler and max_batch_size "
                     f"{model.max_batch_size}: Triton 2.51 then fails steps while another session pauses",
@@ -108,19 +108,19 @@ class SessionSpec(Section):
         run = reached(config, models, by_steps=True)
         if len(stateful) > 1 and (may_exit or any(not each.steps and each not in stateful for each in run)):
             names = ", ".join(f"'{model.name}'" for model in stateful)
-            yield (
+            yield Finding(
                 "session-state",
                 f"{start}a step runs the stateful models {names} and others: if a model fails or exits early between "
                 "them, one has seen a step that the next one has not",
             )
 
 
-def missing_fault(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, str]]:
+def missing_fault(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Iterator[Finding]:
     """The finding about a model that needs a session, of a pipeline without."""
     ids = sequence_ids_of(config, models)
     if ids.needed_by:
         by = "" if ids.needed_by == config.name else f" because it runs '{ids.needed_by}'"
-        yield (
+        yield Finding(
             "needs-session",
             f"'{config.name}' needs a session{by}: declare `session: true`, or call it under /v2 with the "
             f"parameters `sequence_id` ({ids.form}), `sequence_start` and `sequence_end`",

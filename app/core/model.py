@@ -334,16 +334,12 @@ def sequence_ids_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> S
     """
     below = reached(config, models)
     given_id = reached(config, models, by_steps=True)
-    datatypes = {each.sequence.id_datatype for each in below if _needs_id(each) and each.sequence}
+    datatypes = {each.sequence.id_datatype for each in below if each.sequence and not each.sequence.is_iterative}
     largest = [_LARGEST[each] for each in datatypes if each in _LARGEST]
     return SequenceIds(
-        needed_by=next((each.name for each in given_id if _needs_id(each)), ""),
+        needed_by=next((each.name for each in given_id if each.sequence and not each.sequence.is_iterative), ""),
         made_for=next((each.name for each in below if each.sequence and each.sequence.is_iterative), ""),
         max_number=0 if BYTES in datatypes else min(largest, default=_LARGEST["UINT64"]),
         takes_text=not largest,
         is_text_tensor=BYTES in datatypes,
     )
-
-
-def _needs_id(config: ModelConfig) -> bool:
-    return config.sequence is not None and not config.sequence.is_iterative

@@ -345,7 +345,7 @@ class Balancer(InferenceServer):
             if exc.upstream is not None and not exc.was_answered:
                 if isinstance(exc, ModelNotReady):
                     server.note_readiness((request.model, request.version), is_ready=False)
-                elif not exc.was_sent:
+                elif not exc.was_sent and server.is_up:
                     self.put_down(server)
                 self.suspected.set()
             raise

@@ -198,6 +198,13 @@ class TestRepeats:
         assert len(engines[1].requests) == 20
         assert idempotent or len(engines[0].requests) <= 1
 
+    async def test_servers_that_are_down_already_are_not_ejected_again(self) -> None:
+        balancer, seen = balanced(failing(lost(was_sent=False)), failing(lost(was_sent=False)))
+        for _ in range(3):
+            with pytest.raises(UpstreamUnavailable):
+                await ask(balancer)
+        assert sorted(seen.ejections) == [("triton-0:1", "down"), ("triton-1:1", "down")]
+
     async def test_only_idempotent_requests_leave_a_failing_server(self) -> None:
         held = Held()
         balancer, _ = balanced(held)

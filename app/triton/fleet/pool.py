@@ -179,8 +179,7 @@ def slow_servers(balancer: Balancer) -> Iterator[tuple[TritonServer, str, float]
     """
     usable = [server for server in balancer.servers if server.is_usable]
     for model in {model for server in usable for model in server.latencies}:
-        latencies = {server: server.latencies[model] for server in usable}
-        medians = {server: statistics.median(found) for server, found in latencies.items() if len(found) >= ENOUGH}
+        medians = {each: statistics.median(found) for each in usable if len(found := each.latencies[model]) >= ENOUGH}
         for server, median_s in medians.items() if len(medians) > 1 else ():
             usual_s = statistics.median(each for other, each in medians.items() if other is not server)
             limit_s = max(TIMES * usual_s, usual_s + LEAST_S)

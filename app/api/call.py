@@ -280,7 +280,7 @@ class Inference:
             requests = [call.prepared(each, trace) for each in call.requests]
             return responses_of(self.engine, requests, call.deadline, decoupled=decoupled)
         runner = PartRunner(self, call, batch, trace, may_share=may_share and not decoupled)
-        return merged(partial(runner.run, slot), READ_AHEAD)
+        return merged(partial(runner.run, slot))
 
     def _start(self, stream: Stream, pipeline: str) -> None:
         """Starts the stream, which counts as work until its terminal event is written."""
@@ -298,8 +298,6 @@ def _note_sending(record: RequestRecord, request: InferenceRequest) -> None:
 
 SMALLEST_SHARE = 2
 """Parts that may always run at the same time: the model computes one while the gateway sends the next."""
-READ_AHEAD = 8
-"""Responses of all parts that may wait for their reader."""
 
 
 @dataclass(slots=True)

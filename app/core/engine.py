@@ -125,7 +125,7 @@ async def _read_to_the_end(
         raise
 
 
-async def merged(run: Callable[[Put], Awaitable[None]], size: int) -> AsyncGenerator[InferenceResponse]:
+async def merged(run: Callable[[Put], Awaitable[None]], size: int = 8) -> AsyncGenerator[InferenceResponse]:
     """Yields the responses that ``run`` puts, until it ends. Raises its error, the first one of a group.
 
     ``size``: how many responses may wait for the reader. Closing the generator cancels ``run``.

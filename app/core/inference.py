@@ -242,6 +242,8 @@ class StepTime(Struct):
 class StepTimes(Extension, eq=False):
     """The steps of a request that ran or were skipped. ``calls``: of models; their ids are ``<id>.<step>.<call>``."""
 
+    plan: Any = None
+    """What the layer that runs them knows of the steps."""
     steps: dict[str, StepTime] = field(default_factory=dict)
     calls: int = 0
 

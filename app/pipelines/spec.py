@@ -200,10 +200,6 @@ class ParameterSpec(Section):
     def is_required(self) -> bool:
         return self.is_settable and not self.optional and self.default is None
 
-    @property
-    def may_be_left_out(self) -> bool:
-        return not self.is_required and self.default is None and self.send is None
-
 
 class StreamSpec(Section):
     progress_s: Seconds = 30.0
@@ -389,14 +385,16 @@ class PipelineSpec(Section):
         further: dict[Source, Location] = {Source((each,)): ("openai", "usage") for each in counted if each}
         further |= {Source((each,)): ("early_exit",) for each in ruled}
         further |= {Source((each,)): ("contract", each) for each in self.contract}
-        outputs: dict[Source, Location] | None = None
-        if self.outputs is not None:
-            outputs = {each.source: ("outputs", output) for output, each in self.outputs.items()}
+        outputs: Mapping[Source, Location] = {each.source: ("outputs", x) for x, each in (self.outputs or {}).items()}
         sent = {name: each for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
-        fields = {each: TensorSpec(each, _DATATYPES[of.type], (1,), of.may_be_left_out) for each, of in sent.items()}
-        values = {each: of.default if of.send is None else of.send for each, of in sent.items()}
-        defaults: Values = {each: tensor_of(each, value) for each, value in values.items() if value is not None}
-        return Planner(self.steps, models, fields, constants=defaults).planned(name, outputs, further)
+        fields = {
+            name: TensorSpec(name, _DATATYPES[each.type], (1,), (each.optional or each.hidden) and each.default is None)
+            for name, each in sent.items()
+        }
+        values = {name: each.default if each.send is None else each.send for name, each in sent.items()}
+        defaults: Values = {name: tensor_of(name, value) for name, value in values.items() if value is not None}
+        planner = Planner(self.steps, models, fields, constants=defaults)
+        return planner.planned(name, None if self.outputs is None else outputs, further)
 
     def with_chat(self, chat: ChatSpec) -> Self:
         """The declaration with what was read for its chat. Needs ``openai``."""

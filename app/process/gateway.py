@@ -7,16 +7,14 @@ API keys and models that need the operator's attention.
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from app import __version__
 from app.admission.admission import Admission, Share
 from app.admission.keys import FollowedKeys
-from app.admission.scheduler import Slot
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.downloads import ImageDownloads
@@ -29,7 +27,6 @@ from app.check import log_findings
 from app.coalescing.shared_calls import CoalescingEngine, SharedCallMetrics
 from app.config.document import ConfigError
 from app.core.engine import InferenceServer
-from app.core.inference import Deadline
 from app.core.text import is_loopback, nearest
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
@@ -39,7 +36,6 @@ from app.process.supervision import Supervisor, connections_within, watch_open_f
 from app.process.tritons import Servers, Triton
 from app.routes import DIALECTS, Gateway
 from app.settings import DEFAULT_CONFIG, Settings, credentials_of
-from app.steps.plan import PlannedStep
 from app.steps.steps_engine import StepsEngine
 from app.streams.store import StreamStore
 from app.triton.grpc_errors import is_dead_process
@@ -225,12 +221,14 @@ def layers_of(settings: Settings, inference: Inference, limits: Limits, share: S
 
 
 def _steps_of(engine: InferenceServer, admission: Admission, catalog: Catalog, metrics: Metrics) -> StepsEngine:
-    def enter(step: PlannedStep, deadline: Deadline) -> Coroutine[Any, Any, Slot]:
-        in_flight = catalog.oip_models.in_flight.get(step.config.name)
-        return admission.queue_of(step.config.name, step.capacity, in_flight).of_steps.enter_again(deadline)
-
     series = functools.cache(metrics.steps.labels)  # the labels are those of gateway.yaml
-    return StepsEngine(engine, enter, lambda *labels: series(*labels).inc())
+    return StepsEngine(
+        engine,
+        lambda step, deadline: admission.queue_of(
+            step.config.name, step.capacity, catalog.oip_models.in_flight.get(step.config.name)
+        ).of_steps.enter_again(deadline),
+        lambda *labels: series(*labels).inc(),
+    )
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServer) -> Catalog:

@@ -122,13 +122,7 @@ class Plan(ModelConfig, PipelineLayer):
                 raise InvalidInput(f"parameter '{name}' of '{request.model}' must be of the type {spec.datatype}.")
 
     def extended(self, request: InferenceRequest) -> InferenceRequest:
-        return request.extended(PlannedTimes(plan=self))
-
-
-class PlannedTimes(StepTimes, eq=False, kw_only=True):
-    """The plan of a request, with the times of its steps."""
-
-    plan: Plan
+        return request.extended(StepTimes(plan=self))
 
 
 _TYPES = {"INT64": (int,), "FP64": (int, float), BYTES: (str,), "BOOL": (bool,)}

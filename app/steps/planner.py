@@ -27,7 +27,7 @@ class Planner:
 
     specs: Mapping[str, StepSpec]
     models: Mapping[str, ModelConfig]
-    fields: Mapping[str, TensorSpec] = field(default_factory=dict)
+    fields: dict[str, TensorSpec] = field(default_factory=dict)
     """The parameters of the request, which conditions may read."""
     given: dict[str, TensorSpec] = field(default_factory=dict)
     """The tensors of the request."""
@@ -115,10 +115,7 @@ class Planner:
                 raise PipelineMismatch((), "can never hold: a part of it is the opposite of another one")
             return
         (name,) = condition.names()
-        spec = self.written(name) or self.given.get(name) or self.fields.get(name)
-        if spec is None:
-            text = f"names '{name}', which is neither a parameter nor a tensor that a step reads"
-            raise PipelineMismatch((), f"{text}{nearest(name, [*self.given, *self.fields])}")
+        spec = self.written(name) or named(name, self.fields | self.given, "a parameter or a tensor that a step reads")
         if not spec.is_typed:
             return
         if key == "empty" and -1 not in spec.dims:

@@ -26,14 +26,13 @@ from app.core.inference import (
     KeptMemory,
     RequestedOutput,
     StepOutcome,
+    StepTimes,
     Tensor,
     bytes_array,
 )
 from app.core.model import TensorSpec
-from app.steps.plan import PENDING, SKIPPED, VERSION, Plan, PlannedStep, PlannedTimes, Values, tensor_of
+from app.steps.plan import PENDING, SKIPPED, VERSION, Plan, PlannedStep, Values, tensor_of
 
-READ_AHEAD = 8
-"""Responses that may wait for their reader."""
 _ONE = range(1)
 
 
@@ -48,7 +47,7 @@ Counted = Callable[[str, str, str], None]
 
 
 class StepsEngine(Engine):
-    """Only requests with :class:`PlannedTimes` have steps; all others pass unchanged."""
+    """Only requests of pipelines with a :class:`Plan` have steps; all others pass unchanged."""
 
     def __init__(self, engine: Engine, enter: EnterStep, counted: Counted = lambda *_: None) -> None:
         self.engine, self.enter, self.counted = engine, enter, counted
@@ -59,13 +58,13 @@ class StepsEngine(Engine):
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         run = self._run_of(request, deadline)
-        return self.engine.infer_stream(request, deadline) if run is None else merged(run.stream, READ_AHEAD)
+        return self.engine.infer_stream(request, deadline) if run is None else merged(run.stream)
 
     def _run_of(self, request: InferenceRequest, deadline: Deadline) -> "_Run | None":
         times = request.steps
-        if not isinstance(times, PlannedTimes):
+        if times is None:
             return None
-        plan = times.plan
+        plan: Plan = times.plan
         fields = {name: tensor_of(name, value) for name, value in request.parameters.items() if name in plan.fields}
         values = plan.defaults | fields | {tensor.name: tensor for tensor in request.inputs}
         waiting = [step for step in plan.order if not step.streams]
@@ -79,7 +78,7 @@ class _Run:
 
     engine: StepsEngine
     plan: Plan
-    times: PlannedTimes
+    times: StepTimes
     request: InferenceRequest
     """Without inputs and extensions."""
     deadline: Deadline

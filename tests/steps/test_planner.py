@@ -72,7 +72,11 @@ MISTAKES = [
         "steps.e.when",
         "compares 'read.TEXT', which is BYTES, with 1",
     ),
-    (f"{{{DETECT}, e: {{when: {{equals: [mode, a]}}, exit: none}}}}", "steps.e.when", "neither a parameter nor"),
+    (
+        f"{{{DETECT}, e: {{when: {{equals: [mode, a]}}, exit: none}}}}",
+        "steps.e.when",
+        "is not a parameter or a tensor that a step reads",
+    ),
     (
         f"{{{DETECT}, e: {{when: {{below: [speed, 1]}}, exit: none}}}}",
         "steps.e.when",

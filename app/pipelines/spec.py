@@ -380,12 +380,10 @@ class PipelineSpec(Section):
         if self.steps is None:
             return models[self.model]
         usage = None if self.openai is None else self.openai.usage
-        counted = () if usage is None else (usage.prompt_tokens, usage.completion_tokens)
-        ruled = [each for rule in self.early_exit for each in (*(rule.missing or ()), *(rule.empty or ()))]
-        further: dict[Source, Location] = {Source((each,)): ("openai", "usage") for each in counted if each}
-        further |= {Source((each,)): ("early_exit",) for each in ruled}
-        further |= {Source((each,)): ("contract", each) for each in self.contract}
-        outputs: Mapping[Source, Location] = {each.source: ("outputs", x) for x, each in (self.outputs or {}).items()}
+        counted = () if usage is None else (usage.prompt_tokens, usage.completion_tokens or "")
+        further = [each for rule in self.early_exit for each in (*(rule.missing or ()), *(rule.empty or ()))]
+        further += [*counted, *self.contract]
+        outputs = {each.source: ("outputs", key) for key, each in (self.outputs or {}).items()}
         sent = {name: each for name, each in self.parameters.items() if each.tensor is None and each.member_of is None}
         fields = {
             name: TensorSpec(name, _DATATYPES[each.type], (1,), (each.optional or each.hidden) and each.default is None)

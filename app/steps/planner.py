@@ -167,14 +167,13 @@ class Planner:
         below = {each.name: each for each in reached(config, self.models)}
         if sequence_ids_of(config, below).needed_by:
             raise PipelineMismatch(("model",), "needs the id of a sequence, which steps do not send")
-        outputs = {f"{name}.{each.name}": each for each in config.outputs}
         return PlannedStep(
             name,
             spec,
             own,
             config,
             inputs,
-            {each: outputs[each] for each in outputs if each in read},
+            {written: each for each in config.outputs if (written := f"{name}.{each.name}") in read},
             capacity_of(config, below),
             takes_traceparent(config, below),
         )
@@ -213,15 +212,10 @@ class Planner:
             self.check_fit(each, found[0])
         return replace(found[0], name=source.text, optional=self.may_miss(source))
 
-    def planned(
-        self,
-        name: str,
-        outputs: Mapping[Source, Location] | None = None,
-        further: Mapping[Source, Location] | None = None,
-    ) -> Plan:
+    def planned(self, name: str, outputs: Mapping[Source, Location] | None = None, further: Iterable[str] = ()) -> Plan:
         """Raises PipelineMismatch with the key below the pipeline.
 
-        ``outputs``: with their keys; None for all that no step reads. ``further``: read for a contract or a count.
+        ``outputs``: with their keys; None for all that no step reads. ``further``: also read, if a step writes them.
         """
         specs = self.specs
         with mismatch_at("steps"):
@@ -230,11 +224,11 @@ class Planner:
                     named(step, specs, "a step", each, "after")
             before = {each: {*spec.after, *map(self.step_of, spec.needs)} - {""} for each, spec in specs.items()}
             order, needed = _ordered(before), {each for spec in specs.values() for each in spec.needs}
+            called = [each for each in specs if specs[each].model]
+            written = [f"{step}.{each.name}" for step in called for each in self.config(step).outputs]
             if outputs is None:
-                called = [each for each in specs if specs[each].model]
-                leaves = [f"{step}.{each.name}" for step in called for each in self.config(step).outputs]
-                outputs = {Source((each,)): () for each in leaves if each not in needed}
-            outputs = {**outputs, **(further or {}), **outputs}
+                outputs = {Source((each,)): () for each in written if each not in needed}
+            outputs = {**outputs, **{Source((each,)): () for each in further if each in written}, **outputs}
             read = needed | {each for source in outputs for each in source.names}
             steps = {}
             for each in order:

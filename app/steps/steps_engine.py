@@ -183,15 +183,13 @@ class _Run:
             winner = next((name for name, each in found.items() if isinstance(each, Tensor)), None)
             if race.text not in self.values and (winner is not None or PENDING not in found.values()):
                 self.values[race.text] = None if winner is None else self.values[winner]
-                self._stop(frozenset() if winner is None else ended[winner])
-
-    def _stop(self, steps: frozenset[str]) -> None:
-        for step in [each for each in self.waiting if each.name in steps]:
-            self.waiting.remove(step)
-            self._take(step, {})
-        for task, step in self.tasks.items():
-            if step.name in steps:
-                task.cancel()
+                useless = frozenset() if winner is None else ended[winner]
+                for step in [each for each in self.waiting if each.name in useless]:
+                    self.waiting.remove(step)
+                    self._take(step, {})
+                for task, step in self.tasks.items():
+                    if step.name in useless:
+                        task.cancel()
 
     def _outputs(self) -> dict[str, Tensor]:
         """What the answer has that was not put before."""
@@ -303,14 +301,19 @@ class _Run:
         """Reads a stream. For each response runs the steps behind it, and puts the answer. At last there is nothing."""
         assert self.put is not None
         anew = {name for names in self.plan.of_stream.values() for name in names}
+        others = dict.fromkeys(anew - self.plan.of_stream[step.name])  # not part of what is behind its responses
         # The outputs that are the same for all responses are put once.
         lasting = {name for name, source in self.plan.answers.items() if anew.isdisjoint(source.names)}
+        behind = [each for each in self.plan.order if step.name in each.streams]
         async with aclosing(self.engine.engine.infer_stream(request, deadline)) as responses:
             async for response in responses:
                 if not response.outputs:
                     continue
                 self.responded.add(step.name)
-                answer = await self._behind(step, _written(step, response, _ONE)).answer()
+                values, done = self.values | others | _written(step, response, _ONE), {*self.done, step.name}
+                run = replace(self, values=values, waiting=[*behind], done=done, has_slot=True)
+                self.skipped = []
+                answer = await run.answer()
                 self.written |= answer.outputs.keys() & lasting
                 await self.put(
                     msgspec.structs.replace(response, outputs=answer.outputs, version=VERSION, is_final=False)
@@ -319,16 +322,6 @@ class _Run:
                     self.exit = answer.early_exit
                     break
         return InferenceResponse({})
-
-    def _behind(self, step: PlannedStep, outputs: Values) -> "_Run":
-        """The run of what is behind one response. What only other streams write is not part of it."""
-        names = self.plan.of_stream
-        others = {name for stream in names.keys() - {step.name} for name in names[stream] - names[step.name]}
-        waiting = [each for each in self.plan.order if step.name in each.streams]
-        values, done = self.values | dict.fromkeys(others) | outputs, {*self.done, step.name}
-        run = replace(self, values=values, waiting=waiting, done=done, has_slot=True)
-        self.skipped = []
-        return run
 
 
 def _written(step: PlannedStep, response: InferenceResponse, items: range) -> Values:

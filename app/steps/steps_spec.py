@@ -122,9 +122,7 @@ class StepSpec(Section):
             yield "needs exactly one of model and exit"
         if self.exit is not None and (self.when is None or self.model_fields_set - {"exit", "when", "after"}):
             yield "has exit, which needs `when`, and which only `after` may stand beside"
-        if self.each is not None and self.each not in {
-            name for each in self.inputs.values() for name in names_of(each)
-        }:
+        if self.each is not None and not any(self.each in names_of(given) for given in self.inputs.values()):
             yield f"has each: {self.each}, which is none of its inputs"
 
     @property

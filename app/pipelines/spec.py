@@ -366,7 +366,9 @@ class PipelineSpec(Section):
     def called(self) -> dict[ModelKey, Location]:
         """The models that its requests call, and the key that names each."""
         steps = [(each, ("steps", name, "model")) for name, each in (self.steps or {}).items()]
-        called: dict[ModelKey, Location] = {(each.model, each.version): key for each, key in steps if each.model}
+        called: dict[ModelKey, Location] = {
+            (each.model, each.version): key for each, key in steps if each.model is not None
+        }
         return called or {(self.model, self.version): ("model",)}
 
     @property

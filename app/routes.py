@@ -190,7 +190,7 @@ def _oip(gateway: Gateway) -> EndpointGroup:
         get("/v2/models/stats", oip.all_statistics, of_oip.ALL_STATISTICS),
         post("/v2/repository/index", oip.index, of_oip.INDEX),
     ]
-    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}"):
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         endpoints += [
             post(f"{model}/infer", oip.infer, of_oip.infer, "unary"),
             post(f"{model}/generate", oip.generate, of_oip.generate, "unary", generate_error_response),

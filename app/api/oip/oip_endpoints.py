@@ -12,7 +12,6 @@ from operator import is_
 from typing import Any
 
 import msgspec
-from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from app import __version__
@@ -42,15 +41,7 @@ from app.pipelines.body import LARGE_BYTES
 from app.pipelines.model_errors import public_text
 from app.streams.stream import Event
 
-
-class _Digits(StringConvertor):
-    """``{version:int}`` in a path stays a text: Python converts no number of thousands of digits."""
-
-    regex = "[0-9]+"
-
-
-register_url_convertor("int", _Digits())
-_LENGTH = re.compile("[0-9]{1,18}")
+_NUMBER = re.compile("[0-9]{1,18}")
 EXTENSIONS = [
     "classification",
     "model_repository",
@@ -139,7 +130,7 @@ class OipEndpoints:
         """
         signature, call = self._begin(exchange, found["model"], "unary")
         version, text = version_of(found), exchange.header(b"inference-header-content-length")
-        declared = int(text) if text is not None and _LENGTH.fullmatch(text) else None
+        declared = int(text) if text is not None and _NUMBER.fullmatch(text) else None
         body = await self._content_of(exchange, tensor_at=declared)
         json_bytes = len(body) or 1  # an empty body is not JSON
         if text is not None:
@@ -335,7 +326,7 @@ class OipEndpoints:
 def version_of(found: Found) -> str:
     """The version in the path, or an empty string. Raises UnknownModel."""
     text: str = found.get("version", "")
-    if len(text) > 18:
+    if text and not _NUMBER.fullmatch(text):
         raise errors.UnknownModel.named(found["model"], text)
     return str(int(text)) if text else ""
 

@@ -37,7 +37,7 @@ _VECTORS_AT_ONCE = 64
 
 
 class EmbeddingsRoute(Door[EmbeddingsForm]):
-    part = what = operation = "embeddings"
+    part = operation = "embeddings"
 
     async def post(self, exchange: Exchange, _found: Found) -> None:
         """The event loop can do other work after each part of the answer."""

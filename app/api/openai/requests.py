@@ -70,7 +70,7 @@ class Neutral:
         return {**schema_of(self.type | None), "description": self.meaning}
 
 
-_BOOKKEEPING = {
+NEUTRAL_OF_EMBEDDINGS: Mapping[str, Neutral] = {
     "metadata": Neutral("up to 16 labels, texts of up to 64 characters with texts of up to 512", Labels),
     "prompt_cache_key": Neutral("a text; the gateway has no cache of prompts", _Text),
     "prompt_cache_options": Neutral("an object like `metadata`", Labels),
@@ -82,8 +82,8 @@ _BOOKKEEPING = {
 }
 """Fields about the caller, the price and the storage of a request."""
 
-NEUTRAL_OF_EMBEDDINGS: Mapping[str, Neutral] = _BOOKKEEPING
-NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = _BOOKKEEPING | {
+NEUTRAL_OF_TEXTS: Mapping[str, Neutral] = {
+    **NEUTRAL_OF_EMBEDDINGS,
     "best_of": Neutral("only 1", _ONE, is_default=True),
     "echo": Neutral("only `false`; of chats", Literal[False], is_default=True),
     "frequency_penalty": Neutral("only 0", _ZERO, is_default=True),
@@ -209,7 +209,6 @@ class Door(Generic[Form]):
 
     part: ClassVar[Literal["completions", "chat", "embeddings"]]
     """What the pipeline declares under ``openai:``."""
-    what: ClassVar[str]
     operation: ClassVar[str]
     """OpenTelemetry's name of what the address does."""
 
@@ -245,7 +244,7 @@ class Door(Generic[Form]):
         form = self.form_of(pipeline)
         if form is None:
             raise UnknownPipeline(
-                f"The model '{name}' does not serve {self.what}.",
+                f"The model '{name}' does not serve `{self.part}`.",
                 hint="`openai:` of the pipeline in gateway.yaml declares what it serves.",
             )
         names = {field: name for name, field in reversed(list(form.field_by_parameter.items()))}

@@ -209,7 +209,7 @@ class TextRoute(Door[TextForm], ABC):
 
 
 class CompletionsRoute(TextRoute):
-    part = what = "completions"
+    part = "completions"
     operation = "text_completion"
     choice = CompletionChoice
 
@@ -239,7 +239,6 @@ class CompletionsRoute(TextRoute):
 
 class ChatRoute(TextRoute):
     part = operation = "chat"
-    what = "chat completions"
     choice = ChatChoice
 
     def __init__(self, inference: Inference, limits: Limits, downloads: ImageDownloads | None) -> None:

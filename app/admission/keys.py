@@ -175,25 +175,19 @@ def entry_of(key_id: str, sha256: str) -> str:
 _log = logging.getLogger(__name__)
 
 
-class FollowedKeys:
+class FollowedKeys(FollowedFile[Sequence[Key]]):
     """Reloads the keys file when it changes."""
 
     def __init__(self, path: Path, dialects: Collection[str]) -> None:
         """Reads the file. Raises ConfigError if the file is invalid."""
-        self._path = path
-        self._file = FollowedFile(path, partial(read_keys, dialects=dialects), "the file of API keys")
-        self.keys = self._file.read_first()
+        super().__init__(path, partial(read_keys, dialects=dialects), "the file of API keys")
+        self.keys = self.read_first()
         """The keys of the last valid version of the file."""
         self._warn_if_public()
 
-    @property
-    def reload_failed(self) -> bool:
-        """Whether the current version of the file is invalid, so that the previous keys are still used."""
-        return self._file.has_failed
-
     async def follow(self) -> None:
         """Reloads the file if it changed and is valid."""
-        keys = await asyncio.to_thread(self._file.look)
+        keys = await asyncio.to_thread(self.look)
         if keys is not None:
             self.keys = keys
             _log.info("the file of API keys was reloaded", extra={"keys": len(keys)})
@@ -217,8 +211,8 @@ class FollowedKeys:
 
     def _warn_if_public(self) -> None:
         try:
-            mode = self._path.stat().st_mode
+            mode = self.path.stat().st_mode
         except OSError:
             return
         if mode & stat.S_IROTH:
-            _log.warning("every user of this machine can read the file of API keys; run `chmod o-r %s`", self._path)
+            _log.warning("every user of this machine can read the file of API keys; run `chmod o-r %s`", self.path)

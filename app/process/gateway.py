@@ -135,7 +135,7 @@ class Refresh:
         catalog, metrics = self.catalog, self.metrics
         if not metrics.has_addresses:
             metrics.triton_up.set(catalog.triton_is_up)
-        metrics.config_reload_failed.set(catalog.reload_failed or (self.keys is not None and self.keys.reload_failed))
+        metrics.config_reload_failed.set(catalog.reload_failed or (self.keys is not None and self.keys.has_failed))
         metrics.model_ready.clear()
         for model, is_ready in catalog.models.items():
             metrics.model_ready.labels(model).set(is_ready)

@@ -213,7 +213,7 @@ async def test_a_changed_file_is_followed_and_a_broken_one_keeps_the_keys(
         change()
         for _ in range(3):
             await keys.follow()
-        assert ([each.id for each in keys.keys], keys.reload_failed) == (ids, has_failed)
+        assert ([each.id for each in keys.keys], keys.has_failed) == (ids, has_failed)
     assert [each.levelname for each in caplog.records] == ["ERROR", "ERROR"]
 
 

@@ -132,7 +132,6 @@ class Choice(ABC):
         self._parser = options.parser()
         logprobs = form.openai.logprobs
         self._tokens_field = None if logprobs is None or options.logprobs is None else logprobs.output
-        self._echo = options.prompt
         self._counted = None if options.prompt_tokens is None else Tokens(options.prompt_tokens)
         """The tokens that the gateway counts; None if the model counts them, or nothing does."""
         self._written: list[str] = []
@@ -151,7 +150,7 @@ class Choice(ABC):
         self._arguments_length = 0
         self._is_first = True
         """Whether there was no chunk. The next one has these:"""
-        self._texts: list[str] = []
+        self._texts = [options.prompt] if options.prompt else []
         self._tokens: list[Alternatives] | None = None
         self._reasoning: list[str] = []
         self._calls: list[Values] = []
@@ -282,9 +281,8 @@ class Choice(ABC):
         if self._parser is not None:
             self.unread.extend(text[start : start + AT_ONCE] for start in range(0, len(text), AT_ONCE))
             self.catch_up()
-        elif text or self._echo:
-            self._texts.append(self._echo + text)
-            self._echo = ""
+        elif text:
+            self._texts.append(text)
 
     def _divide(self, parts: Sequence[Part]) -> None:
         """Writes the parts of a text. Calls after the first are left out if the request does not allow them."""

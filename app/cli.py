@@ -262,16 +262,15 @@ def _init(given: dict[str, Any]) -> int:
 
     Raises Unusable, EmbeddedTritonError or GatewayError.
     """
+    settings = _settings({"triton_url": given["triton_url"]})
     if given["triton_url"] is not None:
         from app.check import draft
 
-        settings = _settings({"triton_url": given["triton_url"]})
         path = (given["folder"] or Path()) / "gateway.yaml"
         _answer(uvloop.run(draft(settings.triton_url, check_credentials(settings), path)))
         return 0
     if given["folder"] is None:
         raise Unusable("Name a new folder for the models, or a running Triton: --triton HOST:8001.")
-    settings = read_settings(os.environ, {})
     folder, quoted = given["folder"], shlex.quote(str(given["folder"]))
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -305,9 +304,6 @@ def _prepare_models(settings: Settings) -> None:
     """
     own = Path(sys.prefix)
     if settings.models_venv == own and needs_environment(own):
-        from app.observability.log import configure_logging
-
-        configure_logging(settings.log_level, settings.log_format)
         logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
         create_environment(settings.embedded_venv)
 

@@ -246,8 +246,6 @@ class PipelineSession:
     steps: int = field(default=0, init=False)
     """The number of the last answered step."""
     ended: End | None = field(default=None, init=False)
-    has_end_flag: bool = field(default=False, init=False)
-    """Whether Triton got the end flag."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _waiting: int = field(default=0, init=False)
     _is_last: bool = field(default=False, init=False)
@@ -372,7 +370,7 @@ class PipelineSession:
                 if number is not None and self.memory.take(_size_of(outcome)):
                     self._kept = outcome
                 if self._is_last:
-                    self.has_end_flag = isinstance(outcome, WholeAnswer)
+                    self.sequence.is_forgotten |= isinstance(outcome, WholeAnswer)
                     self.close(End.LAST_STEP)
         except BaseException:
             self.sequence.is_lost |= self._is_sent  # the call was interrupted

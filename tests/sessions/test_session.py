@@ -174,7 +174,7 @@ async def test_the_first_step_starts_and_the_last_ends_the_sequence() -> None:
         await model.step(is_last=is_last)
     assert model.flags == [{"sequence_start"}, set(), {"sequence_end"}]
     assert {each.parameters["sequence_id"] for each in model.sent} == {7}
-    assert (model.ends, model.session.has_end_flag, model.session.steps) == ([End.LAST_STEP], True, 3)
+    assert (model.ends, model.session.sequence.is_forgotten, model.session.steps) == ([End.LAST_STEP], True, 3)
     with pytest.raises(UnknownSession):
         await model.step()
 

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from math import ceil, inf
 from time import monotonic
@@ -258,21 +258,19 @@ class OpenSessions:
     async def _leave(self, session: OpenSession) -> None:
         """Ends the sequence in Triton if that is possible, and frees its place when Triton has forgotten it."""
         await session.settle()
-        sequence, terms = session.sequence, session.terms
-        is_forgotten = session.queued_at is None or session.has_end_flag or sequence.is_forgotten
-        if not is_forgotten and not sequence.is_lost and terms.spec.end_inputs is not None:
+        sequence, terms, queued_at = session.sequence, session.terms, session.queued_at
+        has_state = queued_at is not None and not sequence.is_forgotten and not sequence.is_lost
+        if has_state and terms.spec.end_inputs is not None:
             ending = session.pipeline.request_of_json(json_of(terms.spec.end_inputs))
             request = replace(session.in_sequence(ending, ends=True), request_id=new_request_id())
-            try:
+            with suppress(errors.GatewayError):
                 await discard_stream(self._inference.catalog.engine, request, Deadline.after(terms.triton_idle_s))
-                is_forgotten = True
-            except errors.GatewayError:
-                is_forgotten = sequence.is_forgotten
+                sequence.is_forgotten = True
         self._inference.workload.remove(session)
-        if is_forgotten or session.queued_at is None:
+        if queued_at is None or sequence.is_forgotten:
             self._free(session)
         else:
-            self._places.free_at[session.place] = session.queued_at + terms.longest_idle_s + SLACK_S
+            self._places.free_at[session.place] = queued_at + terms.longest_idle_s + SLACK_S
 
     def _free(self, session: OpenSession) -> None:
         self._places.release(session.place)

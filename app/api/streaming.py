@@ -29,7 +29,7 @@ from websockets.typing import Subprotocol
 
 from app.api.bodies import Limits
 from app.api.call import Inference
-from app.api.endpoint import delay_refusal
+from app.api.endpoint import Endpoint, delay_refusal
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR, problem_of, status_of
 from app.api.exchange import Exchange, Header
 from app.core import errors
@@ -284,9 +284,9 @@ class Socket:
     """Implements :class:`app.api.exchange.Work`."""
 
     def __init__(self, exchange: Exchange, websocket: WebSocket, handler: MessageHandler, inference: Inference) -> None:
-        self._record = exchange.record
-        self._websocket = websocket
-        self._handler = handler
+        self._exchange, self._record = exchange, exchange.record
+        self._endpoint: Endpoint = exchange.scope["endpoint"]
+        self._websocket, self._handler = websocket, handler
         self._metrics = inference.metrics
         self._workload = inference.workload
         self._requests = 0
@@ -358,6 +358,7 @@ class Socket:
         )
         try:
             try:
+                self._endpoint.check_key(self._exchange)  # a WebSocket may be open longer than the key is valid
                 reply = await self._handler.start(message, record)
             finally:
                 self._starting.discard(task)

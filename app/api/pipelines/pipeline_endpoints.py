@@ -20,7 +20,7 @@ from starlette.responses import Response
 from app.admission.keys import ANYONE, Key
 from app.api import bodies
 from app.api.call import Inference
-from app.api.endpoint import Endpoint, Found, Layer, check_socket_origin
+from app.api.endpoint import Found, Layer, check_socket_origin
 from app.api.exchange import JSON, Exchange, JsonResponse, check_pipeline
 from app.api.streaming import TRANSPORT, MessageHandler, Reply, ResumedResponse, Socket, StreamResponse, handshake
 from app.codecs.json_scan import malformed, members_of
@@ -251,10 +251,7 @@ class PipelineMessageHandler(MessageHandler):
     name: str
 
     async def start(self, message: Message, record: RequestRecord) -> Reply:
-        """Checks the key again, because a WebSocket may be open longer than the key is valid."""
         exchange, inference = self.exchange, self.inference
-        endpoint: Endpoint = exchange.scope["endpoint"]
-        endpoint.check_key(exchange)
         check_pipeline(exchange, inference.catalog, self.name)
         pipeline = inference.catalog.pipeline(self.name)
         streams = pipeline.spec.stream

@@ -24,7 +24,6 @@ from app.admission.admission import Share
 from app.admission.keys import ANYONE, Key
 from app.admission.scheduler import PipelineAdmission
 from app.api.call import Inference, InferenceCall
-from app.api.endpoint import Endpoint
 from app.api.error_table import problem_of
 from app.api.exchange import Exchange
 from app.api.pipelines.pipeline_endpoints import read_message, whole_answer_of
@@ -430,8 +429,6 @@ class StepHandler(MessageHandler):
     async def start(self, message: Message, record: RequestRecord) -> Reply:
         """Raises SessionLost, UnknownSession, and the errors of a step before its first output."""
         exchange, pipeline = self.exchange, self.session.pipeline
-        endpoint: Endpoint = exchange.scope["endpoint"]
-        endpoint.check_key(exchange)  # a WebSocket may be open longer than the key is valid
 
         def read(deadline: Deadline) -> Awaitable[InferenceRequest]:
             return read_message(exchange, pipeline, message, deadline)

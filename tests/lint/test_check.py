@@ -195,6 +195,17 @@ def test_a_model_that_gets_batches_of_one_has_a_hint(
     assert [(each.code, each.model) for each in hints] == [("batches-of-one", model) for model in found]
 
 
+def test_the_parts_of_a_batch_are_compared_with_the_smallest_step(repository: Repository) -> None:
+    repository.model("many", "X", "Y", DYNAMIC, batch=8)
+    repository.model("few", "X", "Y", DYNAMIC, batch=2)
+    repository.ensemble("both", "X", "Y", "many X=X > Y=t", "few X=t > Y=Y", batch=8)
+    found = findings(repository, "pipelines:\n  p: {model: both, batch: {parts: 4}}\n")
+    texts = [each.text for each in found if each.code == "gateway-yaml"]
+    assert [text.partition(": pipelines.p.")[2] for text in texts] == [
+        "batch.parts is 4, and the model takes 2 items at a time"
+    ]
+
+
 def test_the_hint_names_the_step_of_an_ensemble(repository: Repository) -> None:
     repository.model("joined", "X", "Y", DYNAMIC, batch=8)
     repository.model("alone", "X", "Y", batch=8)

@@ -361,9 +361,8 @@ def _kind_of(tensor: model.TensorSpec) -> Any:
 
 
 def _tensor(tensors: Iterable[model.TensorSpec], given: InputSpec | OutputSpec) -> model.TensorSpec:
-    is_choice = isinstance(given, OutputSpec) and not given.tensor
     name = given.source.text if isinstance(given, OutputSpec) else given.tensor
-    tensor = tensor_named(tensors, name, () if is_choice else ("tensor",))
+    tensor = tensor_named(tensors, name, ("tensor",))
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch(("tensor",), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor):

@@ -168,7 +168,14 @@ async def open_gateway(
     async with servers.opened() as engine:
         catalog = await _catalog_of(settings, triton, engine)
         admission = Admission(triton.share, len(triton.addresses))
-        steps = catalog.runs = _steps_of(engine, admission, catalog, metrics)
+        series = functools.cache(metrics.steps.labels)  # the labels are those of gateway.yaml
+        steps = catalog.runs = StepsEngine(
+            engine,
+            lambda step, deadline: admission.queue_of(
+                step.config.name, step.capacity, catalog.oip_models.in_flight.get(step.config.name)
+            ).of_steps.enter_again(deadline),
+            lambda *labels: series(*labels).inc(),
+        )
         servers.declarations.catalog = catalog
         processes, late_file = triton.share.of if is_first else 1, settings.default_config
         refresh = Refresh(catalog, metrics, keys, late_file, processes, has_checked=not is_first)
@@ -218,17 +225,6 @@ def layers_of(settings: Settings, inference: Inference, limits: Limits, share: S
         is_on=settings.receives_spans, for_everyone=settings.explain, collector_url=settings.traces_url
     )
     return [Idempotency(), explained, Sessions(inference, limits, share)]
-
-
-def _steps_of(engine: InferenceServer, admission: Admission, catalog: Catalog, metrics: Metrics) -> StepsEngine:
-    series = functools.cache(metrics.steps.labels)  # the labels are those of gateway.yaml
-    return StepsEngine(
-        engine,
-        lambda step, deadline: admission.queue_of(
-            step.config.name, step.capacity, catalog.oip_models.in_flight.get(step.config.name)
-        ).of_steps.enter_again(deadline),
-        lambda *labels: series(*labels).inc(),
-    )
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: InferenceServer) -> Catalog:

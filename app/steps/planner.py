@@ -35,7 +35,7 @@ class Planner:
     streams: dict[str, frozenset[str]] = field(default_factory=dict)
     """By step, the decoupled steps whose responses it reads, itself or through others."""
     missing: dict[str, bool] = field(default_factory=dict)
-    """By output of a step, whether it may be missing for another reason than the step's own condition."""
+    """By name, whether a tensor may be missing for another reason than the own condition of its step."""
 
     def step_of(self, source: str) -> str:
         """The step that writes a tensor; empty for a tensor or a field of the request."""
@@ -190,15 +190,13 @@ class Planner:
     def may_miss(self, source: Source) -> bool:
         if not all(map(self._may_miss, source.names)):
             return False
-        whens = [self.specs[self.step_of(name)].when for name in source.names if not self.missing.get(name, True)]
+        whens = [self.specs[self.step_of(name)].when for name in source.names if not self.missing[name]]
         opposite = [one for one in whens for other in whens if one and other and one.is_opposite_of(other)]
         return not opposite or any(self._may_miss(name) for each in opposite for name in each.names())
 
     def _may_miss(self, name: str) -> bool:
-        if name in self.missing:
-            return self.missing[name] or self.specs[self.step_of(name)].when is not None
-        given = self.given.get(name) or self.fields.get(name)
-        return given is not None and given.optional
+        step = self.step_of(name)
+        return self.missing.get(name, False) or (step != "" and self.specs[step].when is not None)
 
     # The plan
 
@@ -234,6 +232,7 @@ class Planner:
             for each in order:
                 with mismatch_at(each):
                     steps[each] = self.step(each, read)
+            self.missing = {each: spec_of.optional for each, spec_of in (self.fields | self.given).items()}
             for each in order:
                 self.note_missing(steps[each])
                 if (condition := specs[each].when) is not None:

@@ -28,7 +28,6 @@ from app.core.inference import (
     StepOutcome,
     StepTimes,
     Tensor,
-    bytes_array,
 )
 from app.core.model import TensorSpec
 from app.steps.plan import PENDING, SKIPPED, VERSION, Plan, PlannedStep, Values, tensor_of
@@ -199,8 +198,7 @@ class _Run:
             if isinstance(found, Tensor) and name not in self.written:
                 outputs[name] = Tensor(name, found.datatype, found.array.copy() if self.copies else found.array)
         if self.plan.reports_skipped and (self.put is None or self.skipped or outputs):
-            names = [name.encode() for name in self.skipped]
-            outputs[SKIPPED] = Tensor(SKIPPED, BYTES, bytes_array(names, (len(names),)))
+            outputs[SKIPPED] = Tensor(SKIPPED, BYTES, np.asarray([*map(str.encode, self.skipped)], object))
         return outputs
 
     # Calls

@@ -92,9 +92,8 @@ class Planner:
     def streams_of(self, sources: Iterable[str]) -> frozenset[str]:
         """The decoupled steps with whose responses these tensors come."""
         steps = filter(None, map(self.step_of, sources))
-        return frozenset[str]().union(
-            *({each} if self.config(each).decoupled else self.streams[each] for each in steps)
-        )
+        found = [{each} if self.config(each).decoupled else self.streams[each] for each in steps]
+        return frozenset[str]().union(*found)
 
     def check_race(self, source: Source) -> None:
         """Raises PipelineMismatch for a race with a stream, whose further responses would come after its end."""
@@ -167,16 +166,9 @@ class Planner:
         below = {each.name: each for each in reached(config, self.models)}
         if sequence_ids_of(config, below).needed_by:
             raise PipelineMismatch(("model",), "needs the id of a sequence, which steps do not send")
-        return PlannedStep(
-            name,
-            spec,
-            own,
-            config,
-            inputs,
-            {written: each for each in config.outputs if (written := f"{name}.{each.name}") in read},
-            capacity_of(config, below),
-            takes_traceparent(config, below),
-        )
+        outputs = {written: each for each in config.outputs if (written := f"{name}.{each.name}") in read}
+        capacity, is_traced = capacity_of(config, below), takes_traceparent(config, below)
+        return PlannedStep(name, spec, own, config, inputs, outputs, capacity, is_traced)
 
     # Outputs that may be missing
 
@@ -242,25 +234,23 @@ class Planner:
         for source, place in outputs.items():
             with mismatch_at(*place):
                 answered.append(self.answer(source))
-        decoupled = {each.name for each in steps.values() if each.config.decoupled}
+        of_stream = {each: {*steps[each].outputs} for each in order if steps[each].config.decoupled}
         waits = {each: {*specs[each].after} for each in order}
         for each in order:  # a stream starts when what runs once, and is read behind it, is there
             for stream in self.streams[each]:
-                waits[stream] |= {other for other in before[each] if not self.streams[other]} - decoupled
+                waits[stream] |= {other for other in before[each] if not self.streams[other]} - of_stream.keys()
+                of_stream[stream] |= steps[each].outputs.keys()
         with mismatch_at("steps"):
             order = _ordered({each: before[each] | waits[each] for each in order})
         steps = {each: replace(steps[each], after=frozenset(waits[each])) for each in order}
         reads = [(each.name, source) for each in steps.values() for _, source in each.inputs]
         reads += [(each, Source((name,))) for each, spec in specs.items() if spec.when for name in spec.when.names()]
         reads += [("", source) for source in outputs]
+        races = dict.fromkeys(each for _, each in reads if each.is_race)
         readers: dict[str, list[tuple[str, Source]]] = {each: [] for each in order}
         for reader, source in reads:
             for step in {*map(self.step_of, source.names)} - {""}:
                 readers[step].append((reader, source))
-        of_stream = {
-            stream: {name for each in steps.values() if stream in {each.name, *each.streams} for name in each.outputs}
-            for stream in decoupled
-        }
         has_optional = any(each.optional for each in specs.values())
         return Plan(
             name=name,
@@ -268,7 +258,7 @@ class Planner:
             max_batch_size=0,
             inputs=tuple(self.given.values()),
             outputs=(*answered, *([TensorSpec(SKIPPED, BYTES, (-1,))] if has_optional else ())),
-            decoupled=bool(decoupled),
+            decoupled=bool(of_stream),
             together=tuple(
                 frozenset(each.text for each in outputs if not names.isdisjoint(each.names))
                 for names in of_stream.values()
@@ -278,11 +268,7 @@ class Planner:
             fields=self.fields,
             defaults=dict.fromkeys([*self.fields, *self.given]) | self.constants,
             answers={source.text: source for source in outputs},
-            races={
-                race: {winner: _ended(race, self.step_of(winner), readers) for winner in race.names}
-                for _, race in reads
-                if race.is_race
-            },
+            races={each: {name: _ended(each, self.step_of(name), readers) for name in each.names} for each in races},
             of_stream=of_stream,
             read_by={step: {step, *(reader for reader, _ in found)} for step, found in readers.items()},
             reports_skipped=has_optional,
@@ -335,9 +321,7 @@ def _constant(value: Any, wanted: TensorSpec) -> Tensor:
 
 
 def _shown(step: PlannedStep, answered: Iterable[Source]) -> Step:
-    inputs = tuple(
-        (tensor.name, name) for tensor, source in step.inputs for name in source.names if not name.startswith("=")
-    )
+    inputs = tuple((tensor.name, each) for tensor, source in step.inputs for each in source.names if each[0] != "=")
     outputs = [(tensor.name, name) for name, tensor in step.outputs.items()]
     outputs += [(tensor, each.text) for tensor, name in outputs for each in answered if name in each.names]
     return Step(step.config.name, step.spec.version, inputs, tuple(dict.fromkeys(outputs)), step.name)

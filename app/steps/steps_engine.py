@@ -327,11 +327,10 @@ def _written(step: PlannedStep, response: InferenceResponse, items: range) -> Va
 
     Raises ContractViolation if the model wrote another shape or type.
     """
-    has_batch, values = step.config.max_batch_size > 0, Values()
+    has_batch, values = step.config.max_batch_size > 0, Values.fromkeys(step.outputs)
     for name, spec in step.outputs.items():
         tensor = response.outputs.get(spec.name)
         if tensor is None:
-            values[name] = None
             continue
         array, dims = tensor.array, (len(items), *spec.dims) if has_batch else spec.dims
         if spec.is_typed:

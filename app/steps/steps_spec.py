@@ -83,7 +83,6 @@ class Condition(Section):
         key, given = self.only
         if key in ("any", "all") and given.only[0] not in ("equals", "is_in", "below", "at_least"):
             yield "has any or all, which only equals, in, below and at_least can have"
-        value: Any
         name, value = given if key in ("equals", "is_in", "below", "at_least") else ("", None)
         if not isinstance(name, str):
             yield f"has {key.removeprefix('is_')}, which needs the name of a tensor or a field first, then the value"
@@ -91,7 +90,7 @@ class Condition(Section):
             yield f"has {key} with a value that is not a number"
         if key == "is_in" and not (isinstance(value, list) and value):
             yield "has in without a list of values"
-        values = value if key == "is_in" else [value] if key == "equals" else []
+        values: Any = value if key == "is_in" else [value] if key == "equals" else []
         if not all(isinstance(each, str | int | float) for each in values):
             yield f"has {key.removeprefix('is_')} with a value that is neither a text, a number nor a boolean"
 

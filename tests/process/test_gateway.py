@@ -281,7 +281,7 @@ async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
     sampled = "{model: chain, timeout_s: 2, sample: {X: [1.0]}}"
     declared = await declarations_of(tmp_path, f"{{sampled: {sampled}, other: {{{other}}}}}")
     (canary,) = declared.canaries().values()
-    assert (canary.models, canary.deadline_s) == ({"chain", "step"}, deadline_s)
+    assert (canary.request.model, canary.deadline_s) == ("chain", deadline_s)
 
 
 @pytest.mark.parametrize(

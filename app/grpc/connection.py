@@ -190,7 +190,7 @@ class Http2Connection(asyncio.Protocol):
             self._rest.cancel()
         calls, self.session.streams = self.session.streams, {}
         for call in calls.values():
-            call.was_lost(reason)
+            call.was_reset(None, reason)
         if not self._lost.done():
             self._lost.set_result(None)
 
@@ -310,12 +310,10 @@ class Http2Call(Http2Stream):
             if not status.startswith(b"1"):  # an interim response; any other is from a proxy, not a gRPC server
                 self._stop(_error_of_http(status))
 
-    def was_reset(self, code: int, reason: str) -> None:
+    def was_reset(self, code: int | None, reason: str) -> None:
         details = reason or f"the server reset the stream with HTTP/2 error {code}"
-        self._end(RpcError(_CODE_BY_RESET.get(code, "INTERNAL"), details, was_sent=code != REFUSED_STREAM))
-
-    def was_lost(self, reason: str) -> None:
-        self._end(RpcError("UNAVAILABLE", reason))
+        name = "UNAVAILABLE" if code is None else _CODE_BY_RESET.get(code, "INTERNAL")
+        self._end(RpcError(name, details, was_sent=code != REFUSED_STREAM))
 
     def interrupt(self, error: Exception) -> None:
         """Raises ``error`` in the caller's wait; the call goes on."""

@@ -32,12 +32,11 @@ class Http2Stream:
         """``size``: the used bytes of the receive window, which :meth:`Session.acknowledge` returns."""
         raise NotImplementedError
 
-    def was_reset(self, code: int, reason: str) -> None:
-        """The stream has ended. ``reason``: empty if the peer reset it, otherwise why the session did."""
-        raise NotImplementedError
+    def was_reset(self, code: int | None, reason: str) -> None:
+        """The stream has ended, with its connection if there is no code.
 
-    def was_lost(self, reason: str) -> None:
-        """The stream has ended with its connection."""
+        ``reason``: empty if the peer reset it, otherwise why the session did.
+        """
         raise NotImplementedError
 
 

@@ -168,6 +168,9 @@ class _PartAnswer(Answer):
 
     def add(self, response: InferenceResponse) -> None:
         """Gives each item its row; an empty array is unchanged. Raises ContractViolation."""
+        if self._batch.form.tensor is None:
+            self._answers[0].add(response)
+            return
         outputs, items = list[Tensor](), self._items
         for each in response.outputs.values():
             array, declared = each.array, self._batch.pipeline.config.outputs

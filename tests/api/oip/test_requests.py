@@ -19,6 +19,7 @@ from app.core.inference import RequestedOutput
 from tests.toolkit.engine import FakeEngine
 from tests.toolkit.exchange import exchange_with
 from tests.toolkit.gateway import Served, gateway_fixture, served
+from tests.toolkit.keys import bearer, entry
 from tests.toolkit.models import model, response, tensor
 
 ECHO = model(["X FP32 [-1]", "N BYTES [1] optional"], ["Y FP32 [-1]", "T BYTES [-1]", "C FP32 [4]"], name="echo")
@@ -352,3 +353,30 @@ async def test_a_model_is_idempotent_if_all_its_pipelines_are(others: str, is_id
     async with served(FakeEngine.of(ECHO, answers=[ANSWER]), config, limits=LIMITS) as gateway:
         await infer(gateway, x())
         assert gateway.engine.requests[0].idempotent is is_idempotent
+
+
+@pytest.mark.parametrize(("listed", "shown"), [("all", ["echo", "one"]), ("[one]", ["one"]), ("[]", [])])
+async def test_a_pipeline_with_steps_is_a_model_if_oip_has_its_name(listed: str, shown: list[str]) -> None:
+    """Its key names the pipeline, and allows no model of its steps."""
+    config = f"pipelines: {{one: {{steps: {{a: {{model: echo, inputs: {{X: X}}}}}}}}}}\noip: {{models: {listed}}}\n"
+    keys = [entry("all"), entry("one", pipelines=["one"])]
+    async with served(FakeEngine.of(ECHO), config, keys=keys) as api:
+        index = await api.client.post("/v2/repository/index", headers=bearer("all"))
+        assert [each["name"] for each in index.json()] == shown
+        status = 200 if "one" in shown else 404
+        for document in ("", "/config", "/stats"):
+            found = await api.client.get(f"/v2/models/one{document}", headers=bearer("one"))
+            assert found.status_code == status
+            assert (await api.client.get(f"/v2/models/echo{document}", headers=bearer("one"))).status_code == 403
+        described = (await api.client.get("/openapi.json", headers=bearer("all"))).json()["paths"]
+        assert ("/v2/models/one/infer" in described) is (status == 200)
+
+
+async def test_a_pipeline_with_steps_is_ready_while_its_models_are() -> None:
+    config = "pipelines: {one: {steps: {a: {model: echo, inputs: {X: X}}}}}\noip: {models: [one]}\n"
+    async with served(engine := FakeEngine.of(ECHO), config) as api:
+        for is_ready, status in ((True, 200), (False, 400), (True, 200)):
+            engine.unready = set() if is_ready else {"echo"}
+            await api.gateway.inference.catalog.refresh()
+            assert (await api.client.get("/v2/models/one/ready")).status_code == status
+            assert (await api.client.get("/v2/models/one/versions/2/ready")).status_code == 400

@@ -491,9 +491,8 @@ class PipelineSpec(Section):
 
     def faults(self) -> Iterator[str]:
         yield from self._faults_of_steps()
-        for reason in () if self.openai is None else self.openai.exits.keys() - {*self.reasons}:
-            near = nearest(reason, self.reasons)
-            yield f"openai.exits names '{reason}', which is not a reason of an early exit{near}"
+        for name in () if self.openai is None else self.openai.exits.keys() - {*self.reasons}:
+            yield f"openai.exits names '{name}', which is not a reason of an early exit{nearest(name, self.reasons)}"
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))
         if reserved := (outputs | parameters | inputs) & RESERVED_NAMES:
             yield f"the name '{reserved.pop()}' is reserved"
@@ -554,10 +553,8 @@ class GatewaySpec(Section):
     @classmethod
     def _named_after_steps(cls, pipelines: dict[str, PipelineSpec]) -> dict[str, PipelineSpec]:
         """Steps are one model, with the pipeline's name."""
-        return {
-            name: each if each.steps is None else each.model_copy(update={"model": name})
-            for name, each in pipelines.items()
-        }
+        steps = {name: each for name, each in pipelines.items() if each.steps is not None}
+        return pipelines | {name: each.model_copy(update={"model": name}) for name, each in steps.items()}
 
     @property
     def of_steps(self) -> set[str]:

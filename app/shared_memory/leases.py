@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -80,20 +81,15 @@ class Bodies:
 
     def give_back(self, memory: memoryview) -> None:
         _, place = self._bodies.pop(_address_of(memory))
-        self._pool.give_back(place.region)
+        if not place.is_output or all(other.region is not place.region for _, other in self._bodies.values()):
+            self._pool.give_back(place.region)
         self._on_change()
 
-    def keep(self, region: Region, outputs: Mapping[int, tuple[int, BodyLocation]], kept: KeptMemory) -> None:
-        """Treats the outputs of a call like bodies. ``outputs``: address -> size and location in the region."""
-        self._bodies |= outputs
-
-        def release() -> None:
-            for address in outputs:
-                del self._bodies[address]
-            self._pool.give_back(region)
-            self._on_change()
-
-        kept.releases.append(release)
+    def keep(self, outputs: Sequence[tuple[memoryview, BodyLocation]], kept: KeptMemory) -> None:
+        """Treats the outputs of a call like bodies."""
+        for memory, place in outputs:
+            self._bodies[_address_of(memory)] = len(memory), place
+            kept.releases.append(partial(self.give_back, memory))
 
     def places_of(self, tensors: Sequence[Tensor]) -> Mapping[int, BodyLocation]:
         """Returns the position of each large tensor that is in a body in its raw form -> its location."""
@@ -156,8 +152,8 @@ class Lease(AbstractContextManager["Lease"]):
         """Set this when Triton has certainly ended the call."""
         self.kept: KeptMemory | None = None
         """Set this if the outputs stay in the region until it is released."""
-        self.kept_outputs: dict[int, tuple[int, BodyLocation]] = {}
-        """Address of an output that stays in the region -> its size, and where it is."""
+        self.kept_outputs: list[tuple[memoryview, BodyLocation]] = []
+        """The outputs that stay in the region, and where each is."""
         self._in_place = frozenset(bodies)
         self._on_end = on_end
 
@@ -185,7 +181,7 @@ class Lease(AbstractContextManager["Lease"]):
         view = self.own.view[slot.offset : slot.offset + size]
         if self.kept is None:
             return bytes(view)
-        self.kept_outputs[_address_of(view)] = size, BodyLocation(self.own, slot.offset, is_output=True)
+        self.kept_outputs.append((view, BodyLocation(self.own, slot.offset, is_output=True)))
         return view
 
 
@@ -297,8 +293,8 @@ class SharedMemory:
         if not lease.is_settled:
             self._pool.retire(*lease.regions)
             self._has_work.set()
-        elif lease.own is not None and lease.kept is not None and lease.kept_outputs:
-            self.bodies.keep(lease.own, lease.kept_outputs, lease.kept)
+        elif lease.kept is not None and lease.kept_outputs:
+            self.bodies.keep(lease.kept_outputs, lease.kept)
         elif lease.own is not None:
             self._pool.give_back(lease.own)
         self._tell()

@@ -27,8 +27,6 @@ SKIPPED = "skipped"
 PENDING: Literal["pending"] = "pending"
 """Stands for a tensor, or for the result of a condition, that is not known yet."""
 
-Found = Tensor | Literal["pending"] | None
-"""None: the tensor was not written, and never will be."""
 Verdict = bool | Literal["pending"] | None
 """None: a tensor that the condition needs was not written."""
 Values = dict[str, Tensor | None]
@@ -49,15 +47,13 @@ class Source:
     def text(self) -> str:
         return " or ".join(self.names)
 
-    def look(self, values: Values) -> Found:
+    def look(self, values: Values) -> Tensor | Literal["pending"] | None:
+        """None: the tensor was not written, and never will be."""
         for name in (self.text,) if self.is_race else self.names:
             found = values.get(name, PENDING)
             if found is not None:
                 return found
         return None
-
-
-_NO_MODEL = ModelConfig("", "", 0, (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class PlannedStep:
     spec: StepSpec
     streams: frozenset[str]
     """The decoupled steps for whose responses the step runs; empty if it runs once."""
-    config: ModelConfig = _NO_MODEL
+    config: ModelConfig = field(default=ModelConfig("", "", 0, (), ()))
     inputs: Sequence[tuple[TensorSpec, Source]] = ()
     outputs: Mapping[str, TensorSpec] = field(default_factory=dict)
     """By name of the pipeline: those that a step, a condition or the answer reads."""

@@ -304,17 +304,15 @@ def cycles(edges: Mapping[Node, Iterable[Node]]) -> Iterator[list[Node]]:
 def _constant(value: Any, wanted: TensorSpec) -> Tensor:
     """Raises PipelineMismatch for a value that is not of the input's type and shape."""
     is_text = wanted.datatype == BYTES
-    element: Any = bool | Literal[0, 1]
-    if wanted.datatype != "BOOL":
-        element = str if is_text else number_type(wanted.datatype, ANY_NUMBER)
+    types: dict[str, Any] = {BYTES: str, "BOOL": bool | Literal[0, 1]}
+    element = types.get(wanted.datatype) or number_type(wanted.datatype, ANY_NUMBER)
     nested: Any = reduce(lambda inner, _: list[inner], wanted.dims, element)  # type: ignore[valid-type]
     try:
         value = converted(value, nested | element, "value")
         array = to_array_of("text" if is_text else "number", wanted.datatype)(value)
     except ValueError as exc:
         raise PipelineMismatch((), f"is not a value of {wanted.datatype} {shape_text(wanted.dims)}") from exc
-    if array.ndim == 0:
-        array = array.reshape((1,) * len(wanted.dims))
+    array = array if array.ndim else array.reshape((1,) * len(wanted.dims))
     if not agree(array.shape, wanted.dims):
         raise PipelineMismatch((), f"has the shape {shape_text(array.shape)}; expected {shape_text(wanted.dims)}")
     return Tensor(wanted.name, wanted.datatype, array)

@@ -121,21 +121,17 @@ class _Run:
         """Runs all steps, until the pipeline ends. Raises the first error."""
         self._settle_races()  # a tensor of the request may be the first
         try:
-            while True:
-                ready = self._ready()
-                if self.exit is not None:
-                    return
+            ready = self._ready()
+            while self.exit is None and (ready or self.tasks):
                 if len(ready) == 1 and not self.tasks:  # a chain needs no tasks
                     self._take(ready[0], await self._called(ready[0]))
-                    continue
-                for step in ready:
-                    self.tasks[asyncio.create_task(self._called(step))] = step
-                if not self.tasks:
-                    return
-                ended, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended:
-                    step = self.tasks.pop(task)
-                    self._take(step, {} if task.cancelled() else task.result())
+                else:
+                    self.tasks |= {asyncio.create_task(self._called(step)): step for step in ready}
+                    ended, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in ended:
+                        step = self.tasks.pop(task)
+                        self._take(step, {} if task.cancelled() else task.result())
+                ready = self._ready()
         finally:
             for task in self.tasks:
                 task.cancel()

@@ -351,10 +351,10 @@ class Catalog:
         lookup = await self._look_up() if self.triton_is_up else Lookup()
         for version in self._versions():
             version.follow(lookup, self.context)
+        self._settle()
         compiled = ((name, entry.compiled, entry.models) for name, entry in self._of_steps.items())
         made = {name: {name: each.config, **models} for name, each, models in compiled if each}
         self.oip_models.follow(lookup, made)
-        self._settle()
         # Without a file, an unloaded model is kept until Triton's index no longer contains it.
         keys = {key for entry in self.entries.values() for key in entry.spec.called}
         unloaded = {name for name in self.models if name in lookup.index} if self.path is None else set()

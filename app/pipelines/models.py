@@ -234,6 +234,8 @@ class OipModels:
         for name, known in self._models.items():
             models = made.get(name) or lookup.models_of((name, ""))
             if isinstance(models, Missing):
+                if known is not None and known.layers:  # nothing makes it any more
+                    self._models[name] = None
                 continue
             config, specs = models[name], [spec for spec in self._specs if spec.model == name]
             below = {each.name for each in reached(config, models)}

@@ -380,3 +380,14 @@ async def test_a_pipeline_with_steps_is_ready_while_its_models_are() -> None:
             await api.gateway.inference.catalog.refresh()
             assert (await api.client.get("/v2/models/one/ready")).status_code == status
             assert (await api.client.get("/v2/models/one/versions/2/ready")).status_code == 400
+
+
+async def test_a_pipeline_that_loses_its_steps_is_no_model_any_more() -> None:
+    config = "pipelines: {{one: {}}}\noip: {{models: [one]}}\n"
+    steps = "{steps: {a: {model: echo, inputs: {X: X}}}}"
+    async with served(FakeEngine.of(ECHO), config.format(steps)) as api:
+        for pipeline, status in ((steps, 400), ("{model: echo, warmup: false}", 503), (steps, 400)):
+            (api.folder / "gateway.yaml").write_text(config.format(pipeline))
+            await api.gateway.inference.catalog.refresh()
+            infer = await api.client.post("/v2/models/one/infer", json={"inputs": [x(), x()]})
+            assert infer.status_code == status, infer.text

@@ -162,8 +162,9 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"parameters": {"least": True}}, 400, "parameter 'least' of 'shop' must be of the type FP64."),
     ({"outputs": [{"name": "first.NUMBERS", "parameters": {"classification": 1}}]}, 400, "class result not available"),
     ({"outputs": [{"name": "NUMBERS"}]}, 400, "unexpected inference output 'NUMBERS' for model 'shop'"),
-    ({"first": EXIT}, 400, "Model 'scripted' failed."),
-    ({"second": {"raise": "no luck"}}, 500, "Model 'shop' failed"),
+    ({"first": EXIT}, 400, "Step 'first': Model 'scripted' failed."),
+    ({"second": {"raise": "no luck"}}, 500, "Step 'second': Model 'shop' failed"),
+    ({"first": {"numbers": [1, 2, 3, 4], "shape": [2, 2]}}, 502, "Step 'first': Output 'NUMBERS' is FP32 [2,2]"),
 ]
 
 

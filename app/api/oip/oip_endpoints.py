@@ -69,6 +69,8 @@ def code_of_model(error: errors.GatewayError) -> str | None:
 
 def error_object(error: errors.GatewayError, _request_id: str = "") -> Values:
     text = error.detail if error.hint is None else f"{error.detail} {error.hint}"
+    if error.failed_step:
+        text = f"Step '{error.failed_step}': {text}"
     return {"error": shown(text, 512)}
 
 

@@ -185,6 +185,18 @@ def test_the_waterfall_shows_the_steps_of_the_gateway_and_those_that_were_skippe
     assert shown["notRun"] == ["small skipped", "large not run"]
 
 
+def test_without_spans_the_models_of_an_ensemble_have_the_state_of_their_step(
+    browser: Chrome, gateway: GatewayProcess
+) -> None:
+    for outcome, state in (("ok", "ok"), ("skipped", "skipped")):
+        times = {"start_ms": 2.0, "end_ms": 30.0, "total_ms": 28.0}
+        steps = [{"name": "first", "outcome": "ok", **times}, {"name": "see", "outcome": outcome, **times}]
+        answer = EXPLAINED | {"spans": [], "steps": steps, "is_complete": False, "early_exit": None}
+        shown = drawn(browser, gateway, explain={"answer": answer, "graph": with_ensemble()})["explain"]
+        assert shown["states"] == {"first": "ok", "decode": state, "net": state, "last": "not run"}
+        assert shown["notRun"] == [*(["see skipped"] if outcome == "skipped" else []), "last not run"]
+
+
 STEPS = [
     {"name": "detect", "outcome": "ok", "start_ms": 2.0, "end_ms": 30.0, "total_ms": 28.0},
     {"name": "small", "outcome": "skipped", "start_ms": 30.0, "end_ms": 30.0, "total_ms": 0.0},

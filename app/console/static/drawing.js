@@ -24,13 +24,16 @@ export function drawingOf(graph, explain) {
   return {
     boxes: [
       endBox(REQUEST, "end", REQUEST),
-      ...graph.steps.map((step) => stepBox(step, times.get(step.name))),
+      ...graph.steps.map((step) => stepBox(step, times.get(step.name) ?? ofPart(times.get(step.part_of)))),
       endBox(RESPONSE, "end", RESPONSE),
       ...[...exits].map(([reason, ways]) => exitBox(reason, ways, explain?.early_exit === reason)),
     ],
     links: [...tensors, ...orderLinks(graph).filter((link) => !known.has(link.id)), ...distinct(graph.exits.map(exitLink))],
   };
 }
+
+/** Without Triton's spans, only the state of the step is known for the models of its ensemble. */
+const ofPart = (time) => time && { ...time, ms: null, count: 0 };
 
 const stepId = (name) => `step ${name}`;
 const exitId = (reason) => `exit ${reason}`;

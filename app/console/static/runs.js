@@ -66,7 +66,7 @@ const STATES = { ok: "ok", failed: "failed", cancelled: "cancelled", exit: "earl
 /** Of a pipeline whose steps the gateway runs: its own time of each step, and below it the runs in the calls of the step. */
 function runsOfSteps(calls, { steps, is_complete: isComplete, dropped }, graph) {
   const exits = new Set(graph.exits.map((exit) => exit.name));
-  const models = new Map(graph.steps.map((step) => [step.name, step.model]));
+  const models = new Map(graph.steps.map((step) => (step.part_of ? [step.part_of, step.ensemble] : [step.name, step.model])));
   const ran = steps.filter((step) => step.outcome !== "skipped");
   const own = ran.map(({ name, outcome, start_ms, total_ms }) => ({
     ...{ id: `step ${name}`, parent: null, name, kind: "step", model: models.get(name) ?? "", version: "", isOwn: true },
@@ -83,7 +83,7 @@ function runsOfSteps(calls, { steps, is_complete: isComplete, dropped }, graph) 
   const seen = new Set([...steps, ...below.filter((run) => run.kind === "step")].map((each) => each.name));
   return {
     spans: [...own, ...below],
-    steps_not_run: graph.steps.map((step) => step.name).filter((name) => !seen.has(name)),
+    steps_not_run: graph.steps.filter((step) => !seen.has(step.name) && !seen.has(step.part_of)).map((step) => step.name),
     steps_skipped: steps.filter(({ name, outcome }) => outcome === "skipped" && !exits.has(name)).map((step) => step.name),
     notes: [
       ...(calls.length ? [] : [NO_SPANS]),

@@ -177,8 +177,8 @@ def name_failed_step(error: GatewayError, message: str, graph: Graph) -> None:
 
 
 def named_model(model: str, graph: Graph) -> str:
-    """A step is a model below the pipeline's own model."""
-    is_whole = any(step.model == model and not step.ensemble for step in graph.steps)
+    """A step is a model below the pipeline's own model. The steps of a pipeline have names of their own."""
+    is_whole = any(step.part_of or (step.model == model and not step.ensemble) for step in graph.steps)
     return f"{'Model' if is_whole else 'Step'} '{model}'"
 
 

@@ -418,8 +418,8 @@ def _refusal_of(
     read = {
         edge.source.tensor.name
         for edge in pipeline.graph.edges
-        if edge.source.step is None and edge.target.step is not None and edge.target.step.model == step
-        if own_step is None or edge.target.step.name == error.failed_step
+        if edge.source.step is None and edge.target.step is not None
+        if (edge.target.step.part_of == error.failed_step if own_step else edge.target.step.model == step)
     }
     fields = [f"'{field.name}'" for field in pipeline.inputs if field.tensor.name in read]
     reads = f" It reads {' and '.join(fields)}." if fields else ""

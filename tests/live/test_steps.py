@@ -85,6 +85,7 @@ PIPELINES["with_ensemble"] = {
         "whole": {"model": "scripted_chain", "inputs": {"SCRIPT": "SECOND"}, "when": {"not_empty": "first.NUMBERS"}},
     },
     "outputs": {"text": {"tensor": "whole.TEXT", "kind": "text"}},
+    "rejects_input": ["scripted_chain"],
 }
 PIPELINES["ruled"] = {
     **PIPELINES["chain"],
@@ -123,6 +124,12 @@ def test_a_faulty_step_is_named(
             assert answer.json()["code"] == code
             assert detail in answer.json()["detail"]
         assert client.post("/v1/pipelines/chain", json=scripts()).json()["text"] == "hello"
+
+
+def test_an_ensemble_as_a_step_may_refuse_the_input(own_gateway: GatewayProcess) -> None:
+    answer = httpx.post(f"{own_gateway.url}/v1/pipelines/with_ensemble", json=scripts(second=REFUSED), timeout=20)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"] == "Model 'scripted_chain' refused the input. It reads 'second'."
 
 
 @pytest.mark.parametrize("step", ["first", "second"])

@@ -60,17 +60,16 @@ class Lookup:
         """
         found: dict[str, ModelConfig] = {}
         for model, version in called:
-            required, lacking = {model}, list[str]()
+            required, lacking = {model}, list[tuple[str, Answer | None, str, str]]()
             for name in walk([model], lambda name: found[name].calls if name in found else ()):
-                answer = self.answers.get((name, version if name == model else ""))
+                wanted, caller = (version, "") if name == model else ("", f", which '{model}' runs")
+                answer = self.answers.get((name, wanted))
                 if isinstance(answer, ModelConfig):
                     found[name] = answer
                     required.update(step.model for step in answer.steps)
                 else:
-                    lacking.append(name)
-            for name in lacking:
-                wanted, caller = (version, "") if name == model else ("", f", which '{model}' runs")
-                answer = self.answers.get((name, wanted))
+                    lacking.append((name, answer, wanted, caller))
+            for name, answer, wanted, caller in lacking:
                 if name in required or not isinstance(answer, ModelNotReady):
                     return self._missing(name, answer, wanted, caller)
         return found

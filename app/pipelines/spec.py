@@ -518,9 +518,8 @@ class PipelineSpec(Section):
                     yield f"the adapter '{adapter}' sets '{name}', which is not a parameter with hidden: true"
 
     def _faults_of_steps(self) -> Iterator[str]:
-        outputs = (self.outputs or {}).items()
         if self.steps is None:
-            if wrong := next((name for name, each in outputs if not each.tensor), None):
+            if wrong := next((name for name, each in (self.outputs or {}).items() if not each.tensor), None):
                 yield f"the output '{wrong}' has first or race, which only a pipeline with steps can have"
             return
         excluded = ("model", "preset", "version", "batch", "coalesce", "session", "cancel")

@@ -78,8 +78,7 @@ class Planner:
             name = f"={step}.{wanted.name}"
             self.constants[name] = _constant(given.value, wanted)
             return Source((name,))
-        each = self.specs[step].each
-        rows = replace(wanted, dims=(-1, *wanted.dims)) if each in names_of(given) else wanted
+        rows = replace(wanted, dims=(-1, *wanted.dims)) if self.specs[step].each in names_of(given) else wanted
         for name in names_of(given):
             found = self.written(name)
             known = found or self.given.setdefault(name, replace(rows, name=name))
@@ -143,6 +142,7 @@ class Planner:
             raise PipelineMismatch(("inputs",), f"are of {both}, whose responses do not belong together")
         own = self.streams[name] = self.streams_of(spec.needs)
         for step in spec.after:
+            named(step, self.specs, "a step", "after")
             if not self.streams[step] <= own:
                 first = min(self.streams[step])
                 text = f"names '{step}', which runs for each response of '{first}': name '{first}' instead"
@@ -187,8 +187,7 @@ class Planner:
         return not opposite or any(self._may_miss(name) for each in opposite for name in each.names())
 
     def _may_miss(self, name: str) -> bool:
-        step = self.step_of(name)
-        return self.missing.get(name, False) or (step != "" and self.specs[step].when is not None)
+        return self.missing.get(name, False) or bool((step := self.step_of(name)) and self.specs[step].when)
 
     # The plan
 
@@ -209,16 +208,12 @@ class Planner:
         """
         specs = self.specs
         with mismatch_at("steps"):
-            for each, spec in specs.items():
-                for step in spec.after:
-                    named(step, specs, "a step", each, "after")
-            before = {each: {*spec.after, *map(self.step_of, spec.needs)} - {""} for each, spec in specs.items()}
+            before = {key: {*specs[key].after, *map(self.step_of, specs[key].needs)} & specs.keys() for key in specs}
             order, needed = _ordered(before), {each for spec in specs.values() for each in spec.needs}
-            called = [each for each in specs if specs[each].model]
-            written = [f"{step}.{each.name}" for step in called for each in self.config(step).outputs]
+            names = [f"{step}.{each.name}" for step in specs if specs[step].model for each in self.config(step).outputs]
             if outputs is None:
-                outputs = {Source((each,)): () for each in written if each not in needed}
-            outputs = {**outputs, **{Source((each,)): () for each in further if each in written}, **outputs}
+                outputs = {Source((each,)): () for each in names if each not in needed}
+            outputs = {**outputs, **{Source((each,)): () for each in further if each in names}, **outputs}
             read = needed | {each for source in outputs for each in source.names}
             steps = {}
             for each in order:
@@ -247,10 +242,7 @@ class Planner:
         reads += [(each, Source((name,))) for each, spec in specs.items() if spec.when for name in spec.when.names()]
         reads += [("", source) for source in outputs]
         races = dict.fromkeys(each for _, each in reads if each.is_race)
-        readers: dict[str, list[tuple[str, Source]]] = {each: [] for each in order}
-        for reader, source in reads:
-            for step in {*map(self.step_of, source.names)} - {""}:
-                readers[step].append((reader, source))
+        readers = {step: [each for each in reads if step in map(self.step_of, each[1].names)] for step in order}
         has_optional = any(each.optional for each in specs.values())
         return Plan(
             name=name,

@@ -349,6 +349,5 @@ def _joined(spec: TensorSpec, pieces: Sequence[Tensor | None]) -> Tensor | None:
         return None
     rows = joined_rows(arrays) if arrays else Tensor.empty(spec.name, spec.datatype, spec.dims).array
     if len(arrays) < len(pieces) or not isinstance(rows, np.ndarray):
-        text = f"The rows of output '{spec.name}' have several shapes, or are missing."
-        raise ContractViolation(text, tensor=spec.name)
+        raise ContractViolation(f"The rows of '{spec.name}' have several shapes, or are missing.", tensor=spec.name)
     return Tensor(spec.name, spec.datatype, rows)

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -300,8 +300,11 @@ class Stream(ABC):
         self._task.add_done_callback(self._settle)
         return self._task
 
-    def _settle(self, _task: asyncio.Task[None]) -> None:
+    def _settle(self, task: asyncio.Task[None]) -> None:
         """Writes the terminal event of a task that was cancelled, also before its first step."""
+        if task.cancelled():
+            with suppress(asyncio.CancelledError):
+                task.exception()  # until then, it keeps the error, whose frames refer to the task
         if self.outcome is None:
             self._end_with(self._cause or StreamCancelled("The gateway cancelled the stream."))
 

@@ -360,7 +360,7 @@ def test_a_graph_has_the_conditions_and_exits_of_steps_and_an_edge_from_each_alt
     models = {each.name: each for each in (FIRST, SECOND, CHILD)}
     found = Pipeline("p", spec, spec.config_of("p", models), models, CompileContext())
     graph = graph_described(found)
-    assert [*found.rules.reasons] == ["nothing", "unwanted"]
+    assert [*found.spec.reasons] == ["nothing", "unwanted"]
     keys = {
         each["name"]: {key: each[key] for key in ("when", "after", "optional") if key in each}
         for each in graph["steps"]

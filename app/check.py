@@ -24,9 +24,10 @@ from app.config.mismatch import PipelineMismatch
 from app.core.engine import InferenceServer
 from app.core.errors import GatewayError, Unusable
 from app.core.inference import BYTES
-from app.core.model import Finding, ModelConfig, TensorSpec
+from app.core.model import Finding, ModelConfig, RepositoryModel, TensorSpec
 from app.core.text import printable
-from app.lint.findings import Severity, check_of
+from app.lint.findings import Severity, check_of, page_of
+from app.lint.known_faults import FaultsMet, version_of
 from app.lint.linter import check
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
@@ -52,6 +53,10 @@ class CheckReport:
     models: int
     file: GatewayFile | None
     findings: Sequence[Finding]
+    accepted: Sequence[str] = ()
+    """The codes of the findings that the file accepts."""
+    known_faults: str = ""
+    """Those of this version of Triton that the models can meet; empty if the version is not known."""
 
     @property
     def pipelines(self) -> int | None:
@@ -70,20 +75,25 @@ class CheckReport:
         found = ", ".join(f"{n} {each}{'s' * (n > 1 and each != 'unknown')}" for n, each in counted)
         pipelines = f"{self.pipelines} pipeline{'s' * (self.pipelines != 1)}"
         pipelines = "no gateway.yaml" if self.pipelines is None else pipelines
-        return f"{self.models} model{'s' * (self.models != 1)}, {pipelines}: {found or 'no findings'}"
+        accepted = f"; accepted: {', '.join(self.accepted)}" if self.accepted else ""
+        known = f"\n{self.known_faults}" if self.known_faults else ""
+        return f"{self.models} model{'s' * (self.models != 1)}, {pipelines}: {found or 'no findings'}{accepted}{known}"
 
 
 async def run_check(
-    repository: Path, config: Path | None, triton: str | None = None, credentials: Credentials = NO_CREDENTIALS
+    repository: Path,
+    config: Path | None,
+    triton: str | None = None,
+    credentials: Credentials = NO_CREDENTIALS,
+    triton_version: str = "",
 ) -> CheckReport:
-    """``triton`` overrides ``repository``. Without ``config``, pipelines are not checked.
+    """``triton`` overrides ``repository`` and ``triton_version``. Without ``config``, pipelines are not checked.
 
     Raises RepositoryUnservable, ConfigError or GatewayError.
     """
     file = read_gateway_file(config) if config is not None else None
     if triton is None:
-        models = read_repository(repository)
-        return CheckReport(len(models), file, check(models, file))
+        return _report(read_repository(repository), file, triton_version)
     async with open_engine(triton, credentials) as engine:
         return await _live_report(engine, file)
 
@@ -92,7 +102,8 @@ def text_of(report: CheckReport, style: str) -> str:
     """Formats a report. ``text`` has a summary, the findings and what to do about each code; ``json`` is one object."""
     findings = [_as_json(finding) for finding in report.findings]
     if style == "json":
-        return orjson.dumps({"models": report.models, "pipelines": report.pipelines, "findings": findings}).decode()
+        found = {"models": report.models, "pipelines": report.pipelines, "findings": findings}
+        return orjson.dumps(found | {"accepted": report.accepted, "known_faults": report.known_faults}).decode()
     lines = [
         f"{each['severity']:7} {each['code']:18} " + ": ".join(filter(None, (each["model"], each["text"])))
         for each in findings
@@ -104,13 +115,26 @@ def text_of(report: CheckReport, style: str) -> str:
 async def _live_report(engine: InferenceServer, file: GatewayFile | None) -> CheckReport:
     """Raises GatewayError."""
     repository = await live_repository(engine)
-    findings = await asyncio.to_thread(check, repository, file)  # reads sample files
+    version = str((await engine.document("server", ""))["version"])
+    report = await asyncio.to_thread(_report, repository, file, version)  # reads sample files
+    findings = [*report.findings]
     for name in (model.config.name for model in repository):
         for address, reason in engine.absences(name).items():
             if reason == "other_signature":
                 text = f"has other inputs or outputs at {address} than on most Tritons, so it is not used there"
                 findings.append(Finding("other-signature", text, name))
-    return CheckReport(len(repository), file, findings)
+    return CheckReport(len(repository), file, findings, report.accepted, report.known_faults)
+
+
+def _report(repository: Sequence[RepositoryModel], file: GatewayFile | None, triton_version: str) -> CheckReport:
+    found, version = check(repository, file), version_of(triton_version)
+    met = FaultsMet(repository, version) if version else None
+    found += met.findings() if met is not None else ()
+    may_accept = set() if file is None else set(file.spec.accept)
+    accepted = [each for each in found if each.code in may_accept and check_of(each).severity is not Severity.ERROR]
+    findings = [each for each in found if each not in accepted]
+    codes = [*dict.fromkeys(each.code for each in accepted)]
+    return CheckReport(len(repository), file, findings, codes, met.summary if met is not None else "")
 
 
 async def live_findings(catalog: Catalog) -> Sequence[Finding]:
@@ -130,7 +154,8 @@ async def log_findings(engine: InferenceServer, file: GatewayFile | None) -> Non
     except GatewayError as exc:
         _log.warning("the models could not be checked: %s", exc.detail)
         return
-    _log.info("check: %s", report.summary)
+    for line in report.summary.splitlines():
+        _log.info("check: %s", line)
     for finding in report.findings:
         if (severity := check_of(finding).severity) is not Severity.UNKNOWN:
             _log.log(_LEVELS[severity], "check: %s", finding.text, extra=_as_json(finding))
@@ -144,7 +169,7 @@ def _as_json(finding: Finding) -> dict[str, Any]:
         "step": finding.step,
         "tensor": None if finding.tensor is None else printable(finding.tensor, MAX_TEXT),
         "text": printable(finding.text, MAX_TEXT),
-        "page": f"/docs/reference/checks.html#{finding.code}",
+        "page": f"/docs/reference/{page_of(finding)}.html#{finding.code}",
     }
 
 

@@ -190,6 +190,9 @@ def command_parser() -> argparse.ArgumentParser:
         f"for {DEFAULT_REPOSITORY}, ./gateway.yaml; with --triton, none)",
     )
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
+    checking.add_argument(
+        "--triton-version", metavar="VERSION", default="", help="name the known faults of this Triton, such as 2.51"
+    )
     checking.add_argument("--strict", action="store_true", help="exit with status 1 for warnings too")
     checking.add_argument(
         "--format", choices=["text", "json"], default="text", help="format of the report (default: text)"
@@ -252,7 +255,7 @@ def _check(given: dict[str, Any]) -> int:
         given["config"] = beside if os.path.lexists(beside) else None
     if triton is not None:
         credentials = check_credentials(read_settings(os.environ, {"triton_url": triton}))
-    report = uvloop.run(run_check(given["repository"], given["config"], triton, credentials))
+    report = uvloop.run(run_check(given["repository"], given["config"], triton, credentials, given["triton_version"]))
     _answer(text_of(report, given["format"]))
     return report.status(strict=given["strict"])
 

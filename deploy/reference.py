@@ -17,7 +17,7 @@ from app.api.sessions.open_sessions import metrics_of_sessions
 from app.cli import command_parser
 from app.coalescing.shared_calls import SharedCallMetrics
 from app.core.errors import GatewayError
-from app.lint.findings import Check, checks
+from app.lint.findings import Check, checks, known_faults
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 from deploy.bootstrap import ROOT
@@ -55,7 +55,8 @@ def pages() -> dict[Path, str]:
     """Returns the current text of each page. Keeps the parts that are written by hand."""
     findings = (FOLDER / "checks.md").read_text()
     for code, check in checks().items():
-        findings = with_finding(findings, code, check)
+        if code not in known_faults().faults:
+            findings = with_finding(findings, code, check)
     metrics = Metrics("0")
     SharedCallMetrics(metrics.counter, metrics.histogram)
     metrics_of_sessions(metrics)
@@ -69,7 +70,11 @@ def pages() -> dict[Path, str]:
         "openai.md": ("Fields without an effect", rows_of_neutral_fields()),
     }
     written = {name: with_table((FOLDER / name).read_text(), *table) for name, table in tables.items()}
-    written |= {"checks.md": findings, "command-line.md": commands()}
+    written |= {
+        "checks.md": findings,
+        "command-line.md": commands(),
+        "known-faults.md": with_faults((FOLDER / "known-faults.md").read_text()),
+    }
     return {FOLDER / name: text for name, text in written.items()}
 
 
@@ -85,6 +90,26 @@ def with_finding(page: str, code: str, check: Check) -> str:
     head, section = re.split(rf"(?<=\n## {code}\n)", page, maxsplit=1)
     section = f"`{check.severity}`: {re.sub(r'^`[a-z]+`: ', '', section)}"
     return head + re.sub(r"(?m)^\*\*Solution\*\*: .*$", lambda _: f"**Solution**: {check.solution}", section, count=1)
+
+
+def with_faults(page: str) -> str:
+    """Replaces the sections of the known faults, all behind the first heading."""
+    sections = [page.partition("\n## ")[0]]
+    for code, fault in known_faults().faults.items():
+        links = [
+            f"[{each}](https://github.com/triton-inference-server/{each.replace('#', '/issues/')})"
+            for each in fault.reports
+        ]
+        fixed = f"fixed in {fault.fixed}" if fault.fixed else "not fixed"
+        lines = [
+            f"## {code}\n`{fault.severity}`, {', '.join(links)}, {fixed}: {fault.dated}.",
+            f"{fault.seen}.",
+            f"**Solution**: {fault.solution or 'Another release.'}",
+            f"**Kept from it here**: {fault.kept}" * bool(fault.kept),
+            f"**Here**: {fault.helps}" * bool(fault.helps),
+        ]
+        sections.append("\n\n".join(filter(None, lines)))
+    return "\n\n".join(map(str.strip, sections)) + "\n"
 
 
 def rows_of_settings() -> Iterator[Row]:

@@ -75,6 +75,29 @@ def test_the_summary_counts_models_and_pipelines(pytestconfig: pytest.Config, mo
     assert capsys.readouterr().out == "22 models, 13 pipelines: no findings\n"
 
 
+def test_the_known_faults_of_a_version_are_named_and_can_be_accepted(
+    repository: Repository, check: Callable[..., Checked]
+) -> None:
+    repository.model("asking", "X", "Y", 'parameters { key: "bls_calls" value { string_value: "ident" } }')
+    assert "known-fault" not in check()[1]
+    status, printed = check("--triton-version", "2.51.0")
+    assert (status, "\nTriton 2.51 has " in printed) == (0, True)
+    assert "\nwarning known-fault-8882   asking: Triton crashes" in printed
+    assert "known-fault-python-420" not in check("--triton-version", "2.63")[1]
+    assert check("--strict", "--triton-version", "2.51")[0] == 1
+    fields = "{model: ident, inputs: {x: {tensor: X}}, outputs: {y: {tensor: Y}}}"
+    accepted = "known-fault-8882, known-fault-7481, known-fault-python-420, known-fault-python-439, batches-of-one"
+    Path("models/gateway.yaml").write_text(f"pipelines: {{p: {fields}}}\naccept: [{accepted}]\n")
+    summary = check("--triton-version", "2.51")[1].splitlines()[0]
+    assert "; accepted: " in summary
+    assert "known-fault-8882, known-fault-7481" in summary
+    Path("models/gateway.yaml").write_text(f"pipelines: {{p: {fields}}}\naccept: [known-fault-8888, gateway-yaml]\n")
+    status, printed = check()
+    assert status == 1
+    assert "accept.0 is not the code of a finding; did you mean 'known-fault-8882'?" in printed
+    assert "accept.1 is an error: mend it" in printed
+
+
 def test_only_the_gateway_yaml_of_the_models_is_checked(
     repository: Repository, check: Callable[..., Checked], capsys
 ) -> None:
@@ -97,7 +120,7 @@ def test_the_json_format(repository: Repository, check: Callable[..., Checked]) 
     report = json.loads(output)
     (finding,) = report.pop("findings")
     assert status == 1
-    assert report == {"models": 6, "pipelines": None}
+    assert report == {"models": 6, "pipelines": None, "accepted": [], "known_faults": ""}
     assert finding["text"].startswith("no step writes 'mit'")
     assert {key: finding[key] for key in finding if key != "text"} == {
         "severity": "error",

@@ -17,8 +17,8 @@ from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, OpenSequence
 from app.core.model import Finding, ModelConfig, ModelState
 
-Document = Literal["metadata", "config", "stats"]
-"""The documents about a model, as named by the Open Inference Protocol."""
+Document = Literal["metadata", "config", "stats", "server"]
+"""The documents about a model, as named by the Open Inference Protocol, and that about the server."""
 
 
 class Engine(Protocol):
@@ -64,7 +64,7 @@ class InferenceServer(Engine, Protocol):
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
         """Returns a document about the model, as the JSON of the HTTP endpoint. Raises UnknownModel.
 
-        ``stats`` covers all models if ``model`` is empty.
+        ``stats`` covers all models if ``model`` is empty; ``server`` ignores it.
         """
 
 

@@ -6,7 +6,7 @@ Source: Triton's ``model_config.proto``. The gateway uses the configuration beca
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -211,6 +211,8 @@ class RepositoryModel:
     """Why Triton refuses to load it, and what is wrong with its scripts."""
     sends_errors: bool = False
     """Whether a script makes a ``TritonError``, or raises in ``execute``."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """The whole configuration, as the JSON of Triton's HTTP endpoint. Also of a model of a running server."""
 
 
 @dataclass(frozen=True, slots=True)

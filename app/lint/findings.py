@@ -6,12 +6,15 @@
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
+from typing import Literal, TypeVar
 
 import msgspec
 import yaml
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.core.model import Finding
+
+T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -33,12 +36,62 @@ class Check(Struct, forbid_unknown_fields=True):
     solution: str
 
 
+Fact = Literal["ensemble", "forks", "bls", "decoupled", "several-instances"]
+
+
+class Condition(Struct, forbid_unknown_fields=True):
+    """What a model must be or have. ``has`` and ``lacks``: paths in its configuration, as ``path`` or ``path=value``.
+
+    ``steps``: each of at least one model that it runs as a step or calls.
+    """
+
+    is_: list[Fact] = field(default_factory=list, name="is")
+    name: str = ""
+    backend: str = ""
+    has: list[str] = []
+    lacks: list[str] = []
+    steps: "list[Condition]" = []
+
+
+class KnownFault(Check, kw_only=True, forbid_unknown_fields=True):
+    """A fault of Triton itself, as ``known_faults.yaml`` explains its members."""
+
+    seen: str
+    solution: str = ""
+    reports: list[str]
+    dated: str
+    when: Condition = field(default_factory=Condition)
+    fixed: str = ""
+    kept: str = ""
+    helps: str = ""
+    example: dict[str, str] = {}
+    neighbour: dict[str, str] = {}
+
+
+class KnownFaults(Struct, forbid_unknown_fields=True):
+    newest: str
+    """The newest release of Triton that was read."""
+    faults: dict[str, KnownFault]
+
+
+@cache
+def known_faults() -> KnownFaults:
+    return _declared("known_faults.yaml", KnownFaults)
+
+
 @cache
 def checks() -> dict[str, Check]:
-    """By code: what ``findings.yaml`` declares."""
-    text = files("app.lint").joinpath("findings.yaml").read_text("utf-8")
-    return msgspec.convert(yaml.safe_load(text), dict[str, Check])
+    """By code: what ``findings.yaml`` declares, and the known faults of Triton."""
+    return {**_declared("findings.yaml", dict[str, Check]), **known_faults().faults}
+
+
+def _declared(name: str, type_: type[T]) -> T:
+    return msgspec.convert(yaml.safe_load(files("app.lint").joinpath(name).read_text("utf-8")), type_)
 
 
 def check_of(finding: Finding) -> Check:
     return checks()[finding.code]
+
+
+def page_of(finding: Finding) -> str:
+    return "known-faults" if finding.code in known_faults().faults else "checks"

@@ -20,7 +20,7 @@ from app.core.files import read_regular_file
 from app.core.model import Finding, ModelConfig, RepositoryModel, reached
 from app.core.text import nearest
 from app.lint.ensembles import Models, decoupled_models, findings_of_ensembles, is_auto_completed
-from app.lint.findings import WAYS_TO_JOIN_REQUESTS
+from app.lint.findings import WAYS_TO_JOIN_REQUESTS, Severity, checks
 from app.pipelines.examples import MAX_FILE_BYTES, body_with, declared_requests, paths_in
 from app.pipelines.file import GatewayFile, derived_spec, left_out, resolved, with_recognized_preset
 from app.pipelines.llm_spec import preset_of, recognized
@@ -145,6 +145,11 @@ def _file_faults(file: GatewayFile, models: Models, unreadable: Set[str]) -> Ite
         if text:
             location = ("oip", "models") if listed == "all" else ("oip", "models", index)
             yield Finding("gateway-yaml", file.complaint(location, text), model)
+    for index, code in enumerate(file.spec.accept):
+        if code not in checks() or checks()[code].severity is Severity.ERROR:
+            text = "is an error: mend it"
+            text = text if code in checks() else f"is not the code of a finding{nearest(code, checks())}"
+            yield Finding("gateway-yaml", file.complaint(("accept", index), text))
     for name, spec in file.spec.pipelines.items():
         yield from _risks(name, spec, models)
 

@@ -547,6 +547,7 @@ class OipSpec(Section):
 class GatewaySpec(Section):
     pipelines: Annotated[dict[Name, PipelineSpec], Field(min_length=1)]
     oip: OipSpec | None = None
+    accept: list[str] = []
 
     @field_validator("pipelines")
     @classmethod

@@ -234,6 +234,7 @@ DOCUMENT_REQUESTS: dict[Document, Any] = {
     "metadata": service_pb2.ModelMetadataRequest,
     "config": service_pb2.ModelConfigRequest,
     "stats": service_pb2.ModelStatisticsRequest,
+    "server": lambda **_: service_pb2.ServerMetadataRequest(),
 }
 
 

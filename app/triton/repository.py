@@ -10,7 +10,7 @@ from app.core.errors import ModelNotReady
 from app.core.model import ModelConfig, RepositoryModel
 from app.launcher.launch import ServedRepository
 from app.launcher.machine import RepositoryUnservable
-from app.triton.codec import model_config_of
+from app.triton.codec import document_of, model_config_of
 from app.triton.model_folder import ModelFolder
 from app.triton.refusals import refusals, unusable_names
 
@@ -77,7 +77,9 @@ async def live_repository(engine: InferenceServer) -> list[RepositoryModel]:
     for name, found in sorted(versions.items()):
         with suppress(ModelNotReady):
             config = await engine.model_config(name)
-            models.append(RepositoryModel(name, config, tuple(found), frozenset(config.names_in("bls_calls"))))
+            calls = frozenset(config.names_in("bls_calls"))
+            document = await engine.document("config", name)
+            models.append(RepositoryModel(name, config, tuple(found), calls, document=document))
     return models
 
 
@@ -115,6 +117,7 @@ def _read_model(folder: ModelFolder) -> RepositoryModel:
             backend=folder.backend,
             findings=tuple(refusals(folder)),
             sends_errors=folder.scripts.sends_errors,
+            document=document_of(folder.config),
         )
     except OSError as exc:
         return RepositoryModel(name, empty, complaint=f"{folder.path} cannot be read: {exc.strerror}")

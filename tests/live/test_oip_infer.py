@@ -88,7 +88,6 @@ VALID: list[dict[str, Any]] = [
     {"id": ""},
     {"outputs": []},
     {"outputs": [{"name": "Y"}]},
-    {"outputs": [{"name": "Y"}, {"name": "Y"}]},
     {"unknown": {"key": [1]}},
     {"parameters": {"binary_data_output": True}},
     {"outputs": [{"name": "Y"}], "parameters": {"binary_data_output": True}},

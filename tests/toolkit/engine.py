@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from app.core.engine import InferenceServer
+from app.core.engine import Document, InferenceServer
 from app.core.errors import (
     ContractViolation,
     GatewayError,
@@ -61,6 +61,10 @@ class FakeEngine(InferenceServer):
         if not await self.model_ready(model):
             raise ModelNotReady(f"Triton has no ready model '{model}'.")
         return self.configs[model]
+
+    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
+        self._check_up()
+        return {"version": "2.72.0"}
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         responses = [response async for response in self.infer_stream(request, deadline)]

@@ -98,6 +98,8 @@ def parse_request(body: memoryview, json_bytes: int, signature: Signature, versi
     for each in decoded.outputs or ():
         if (known := signature.outputs.get(each.name)) is None:
             raise signature.unexpected("output", each.name)
+        if each.name in listed:  # as Triton 2.69
+            raise InvalidInput(f"output '{each.name}' already exists in request")
         wanted = each.parameters or _NO_PARAMETERS
         _check_region(wanted)
         if wanted.classification:  # Triton 2.51 crashes for BYTES and for empty outputs

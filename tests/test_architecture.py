@@ -65,30 +65,30 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 
 MOST_LINES = {
-    "admission": 1190,
-    "api": 8550,
+    "admission": 1170,
+    "api": 8430,
     "codecs": 840,
     "coalescing": 670,
     "config": 400,
     "console": 10,
     "core": 1880,
-    "grpc": 1280,
-    "http1": 1300,
-    "launcher": 1260,
-    "lint": 660,
+    "grpc": 1270,
+    "http1": 1280,
+    "launcher": 1230,
+    "lint": 800,
     "llm": 1440,
-    "observability": 1000,
-    "pipelines": 4080,
+    "observability": 960,
+    "pipelines": 4100,
     "process": 1380,
-    "sessions": 440,
-    "shared_memory": 760,
+    "sessions": 430,
+    "shared_memory": 750,
     "starter": 70,
-    "steps": 1190,
-    "streams": 1500,
-    "triton": 3780,
+    "steps": 990,
+    "streams": 1460,
+    "triton": 3640,
 }
 """The ceiling of each package. Lower it after a removal; whoever raises it says why in decision 1."""
-MOST_LINES_OUTSIDE_PACKAGES = 1240
+MOST_LINES_OUTSIDE_PACKAGES = 1270
 
 
 def test_the_map_of_the_house_has_at_most_120_lines() -> None:

@@ -39,7 +39,7 @@ class Check(Struct, forbid_unknown_fields=True):
 Fact = Literal["ensemble", "forks", "bls", "decoupled", "several-instances"]
 
 
-class Condition(Struct, forbid_unknown_fields=True):
+class ModelCondition(Struct, forbid_unknown_fields=True):
     """What a model must be or have. ``has`` and ``lacks``: paths in its configuration, as ``path`` or ``path=value``.
 
     ``steps``: each of at least one model that it runs as a step or calls.
@@ -50,7 +50,7 @@ class Condition(Struct, forbid_unknown_fields=True):
     backend: str = ""
     has: list[str] = []
     lacks: list[str] = []
-    steps: "list[Condition]" = []
+    steps: "list[ModelCondition]" = []
 
 
 class KnownFault(Check, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class KnownFault(Check, kw_only=True, forbid_unknown_fields=True):
     solution: str = ""
     reports: list[str]
     dated: str
-    when: Condition = field(default_factory=Condition)
+    when: ModelCondition = field(default_factory=ModelCondition)
     fixed: str = ""
     kept: str = ""
     helps: str = ""

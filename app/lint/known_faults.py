@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from app.core.model import Finding, ModelConfig, RepositoryModel
-from app.lint.findings import Condition, Fact, KnownFault, known_faults
+from app.lint.findings import Fact, KnownFault, ModelCondition, known_faults
 
 Version = tuple[int, ...]
 _MOST_NAMED = 3
@@ -66,7 +66,7 @@ class FaultsMet:
         faults = (known_faults().faults[code] for code in self._meeting)
         return sum(_is_in(fault, version) and (not is_kept or bool(fault.kept)) for fault in faults)
 
-    def _meets(self, condition: Condition, model: RepositoryModel) -> bool:
+    def _meets(self, condition: ModelCondition, model: RepositoryModel) -> bool:
         below = [self._models[name] for name in {*model.config.calls, *model.calls} if name in self._models]
         return (
             all(_IS[fact](model) for fact in condition.is_)

@@ -115,8 +115,8 @@ def text_of(report: CheckReport, style: str) -> str:
 async def _live_report(engine: InferenceServer, file: GatewayFile | None) -> CheckReport:
     """Raises GatewayError."""
     repository = await live_repository(engine)
-    version = str((await engine.document("server", ""))["version"])
-    report = await asyncio.to_thread(_report, repository, file, version)  # reads sample files
+    server = await engine.document("server", "")
+    report = await asyncio.to_thread(_report, repository, file, server.get("version", ""))  # reads sample files
     findings = [*report.findings]
     for name in (model.config.name for model in repository):
         for address, reason in engine.absences(name).items():

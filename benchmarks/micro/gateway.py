@@ -3,16 +3,17 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from starlette.types import ASGIApp
 
 from app.api.bodies import Limits
 from app.api.call import Inference
 from app.api.idempotency.idempotency_layer import Idempotency
-from app.core.engine import InferenceServer
+from app.core.engine import Document, InferenceServer
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, ModelState, TensorSpec
 from app.observability.log import configure_logging
@@ -45,6 +46,9 @@ class IdentityEngine(InferenceServer):
 
     async def model_config(self, model: str, version: str = "") -> ModelConfig:
         return MODEL
+
+    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
+        return {}
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         return InferenceResponse({"OUTPUT": Tensor("OUTPUT", "FP32", request.inputs[0].array)})

@@ -1,6 +1,7 @@
 """Compares the linter with the real Triton: which errors Triton rejects, and which only the linter finds."""
 
 import asyncio
+import json
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from app.cli import main
 from app.launcher.embedded_triton import GuardedTriton
 from app.launcher.launch import EmbeddedOptions, Launch, Ports, ServedRepository
+from app.lint.findings import known_faults
 from tests.toolkit.broken_repositories import BROKEN, Repository, sound
 from tests.toolkit.processes import EXIT_S, START_S, GatewayProcess, running_triton
 from tests.toolkit.refused_configurations import REFUSED, Refused, ident
@@ -128,7 +130,7 @@ async def test_triton_refuses_the_others_or_crashes(outcomes: Outcomes, tmp_path
     assert case.triton in log or STARTED not in log
 
 
-def test_check_finds_nothing_in_the_running_reference_models(
+def test_check_finds_only_known_faults_in_the_running_reference_models(
     gateway: GatewayProcess,
     triton: object,
     repository: Path,
@@ -136,5 +138,8 @@ def test_check_finds_nothing_in_the_running_reference_models(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     models, pipelines = len(list(repository.iterdir())), len(yaml.safe_load(config_path.read_text())["pipelines"])
-    assert main(["check", "--triton", triton.grpc_url, "--config", str(config_path)]) == 0
-    assert capsys.readouterr().out == f"{models} models, {pipelines} pipelines: no findings\n"
+    assert main(["check", "--triton", triton.grpc_url, "--config", str(config_path), "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["models"], report["pipelines"]) == (models, pipelines)
+    assert report["known_faults"].startswith("Triton 2.51 has ")
+    assert {each["code"] for each in report["findings"]} <= known_faults().faults.keys()

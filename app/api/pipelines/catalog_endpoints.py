@@ -266,7 +266,11 @@ class CatalogEndpoints:
         found, key, catalog = await self._findings.current(), exchange.key, self._catalog
         folder = "" if catalog.file is None else f"{catalog.file.path.parent}/"  # answers have no paths of the machine
         listed = [
-            FindingAnswer(**asdict(check_of(each)), **asdict(replace(each, text=each.text.replace(folder, ""))))
+            FindingAnswer(
+                severity=check_of(each).severity,
+                solution=check_of(each).solution,
+                **asdict(replace(each, text=each.text.replace(folder, ""))),
+            )
             for each in found
         ]
         if key.pipelines is not None:

@@ -86,7 +86,7 @@ gateway = live_gateway(
         {
             "pipelines": {
                 "late": {"model": "late", **FIELDS, "timeout_s": 0.3},
-                "flood": {"model": "flood", **FIELDS, "timeout_s": 2},
+                "flood": {"model": "flood", **FIELDS, "timeout_s": 1},
                 "mortal": {"model": "mortal", **FIELDS, "sample": {"x": 0}, "readiness": "optional"},
                 "plain": {"model": "plain", **FIELDS, "sample": {"x": 0}},
             },
@@ -96,7 +96,7 @@ gateway = live_gateway(
 )
 
 
-NEVER_S = 4.0
+NEVER_S = 2.5
 
 
 def _request(model: str, seconds: float) -> service_pb2.ModelInferRequest:

@@ -181,7 +181,7 @@ def test_a_disconnect_cancels_the_model(client: tuple[str, Outcomes]) -> None:
 
 def test_the_javascript_client_of_openai(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -> None:
     answers = outcomes_in_node(require, "openai.mjs", gateway.url)
-    assert answers["models"] == ["write", "embed", "scripted_stream"]
+    assert answers["models"] == ["write", "write_steps", "embed", "scripted_stream"]
     expected = triton_text(triton.http_url, "The for statement")["text"]
     assert answers["completion"]["choices"][0]["text"] == answers["chunks"]["text"] == expected
     assert answers["chunks"]["usage"] == answers["completion"]["usage"]

@@ -111,8 +111,8 @@ REJECTED: list[tuple[set[int], str]] = [
     ({400}, r"inference request batch-size must be"),
     # ``generate`` requires exactly one response. The configuration of a model does not give their number.
     ({400}, r"exactly 1 response"),
-    # JSON Schema cannot compare two inputs, nor a member of ``parameters`` with those of its parent.
-    ({400}, r" have different batch sizes\.$|' is given twice\.$|already exists in the request: it is given twice\.$"),
+    # JSON Schema cannot compare two inputs or outputs, nor a member of ``parameters`` with those of its parent.
+    ({400}, r" have different batch sizes\.$|' is given twice\.$|already exists in (the )?request"),
     # 1.0 is an integer in JSON Schema; the gateway accepts only integers without a fraction.
     (REFUSED, r"not a decimal number|Expected `int`, got `float`"),
     # The largest valid ``Last-Event-ID`` depends on the stream.

@@ -9,6 +9,7 @@ cluster, have a fence without a language; output has ``text``.
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import signal
@@ -186,7 +187,10 @@ def test_speak_to_your_triton_works_as_printed(tmp_path: Path, gateway: GatewayP
 
 
 @pytest.mark.full
-async def test_standalone_triton_works_as_documented(models_venv: Path, tmp_path: Path) -> None:
+async def test_standalone_triton_works_as_documented(
+    models_venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # `init` writes the log of its process
     models, ports = tmp_path / "models", Ports.free()
     assert await asyncio.to_thread(main, ["init", str(models)]) == 0
     running = asyncio.create_task(run_triton(Settings(embedded_repository=models, embedded_venv=models_venv), ports))

@@ -130,11 +130,11 @@ def _report(repository: Sequence[RepositoryModel], file: GatewayFile | None, tri
     found, version = check(repository, file), version_of(triton_version)
     met = FaultsMet(repository, version) if version else None
     found += met.findings() if met is not None else ()
-    may_accept = set() if file is None else set(file.spec.accept)
-    accepted = [each for each in found if each.code in may_accept and check_of(each).severity is not Severity.ERROR]
-    findings = [each for each in found if each not in accepted]
-    codes = [*dict.fromkeys(each.code for each in accepted)]
-    return CheckReport(len(repository), file, findings, codes, met.summary if met is not None else "")
+    named = () if file is None else file.spec.accept
+    acceptable = (each for each in found if each.code in named and check_of(each).severity is not Severity.ERROR)
+    accepted = [*dict.fromkeys(each.code for each in acceptable)]
+    findings = [each for each in found if each.code not in accepted]
+    return CheckReport(len(repository), file, findings, accepted, met.summary if met is not None else "")
 
 
 async def live_findings(catalog: Catalog) -> Sequence[Finding]:

@@ -18,9 +18,6 @@ from app.steps.steps_spec import Condition, StepSpec
 VERSION = "1"
 VERSIONS = ("", VERSION)
 """Of the model that the steps of a pipeline are."""
-VERSION = "1"
-VERSIONS = ("", VERSION)
-"""Of the model that the steps of a pipeline are."""
 SKIPPED = "skipped"
 """The output with the names of the optional steps that failed or came too late."""
 

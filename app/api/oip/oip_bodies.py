@@ -246,7 +246,7 @@ async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: infer
 def exited(
     config: ModelConfig, reason: str, responses: Sequence[inference.InferenceResponse]
 ) -> inference.InferenceResponse:
-    """The response of a request that the gateway ended early. What was not written is empty."""
+    """The response of a request that the gateway ended early. Outputs that no response has are empty."""
     typed = [spec for spec in config.outputs if spec.is_typed]
     outputs = {spec.name: inference.Tensor.empty(spec.name, spec.datatype, spec.dims[1:]) for spec in typed}
     for each in responses:
